@@ -1,0 +1,18 @@
+"""Where the running code is in a workflow: read by the chat model and by tools, set by the graph layer."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from agentflow.engine.base import Coordinates
+
+if TYPE_CHECKING:
+    from agentflow.engine.workflow import WorkflowRun
+
+__all__ = ["current", "current_run"]
+
+#: Coordinates of the workflow step that runs in this context; the chat model puts them on its calls.
+current: ContextVar[Coordinates] = ContextVar("agentflow_coordinates", default=Coordinates())
+#: The workflow run that this context belongs to, if any.
+current_run: ContextVar[WorkflowRun | None] = ContextVar("agentflow_run", default=None)

@@ -1,0 +1,283 @@
+"""What happens in a workflow, as one frozen type per event: the only vocabulary between layers.
+
+An event names its workflow, carries a sequence number that grows within that workflow, and a wall-clock
+time in seconds. Receivers tolerate anything: late, lost, repeated or unknown events are harmless, and
+:func:`decode` refuses what it cannot read with :class:`~agentflow.errors.EventError`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, get_args
+
+from agentflow.errors import EventError
+
+__all__ = [
+    "AgentEnded",
+    "AgentStarted",
+    "EVENT_TYPES",
+    "Event",
+    "MAX_EVENT_BYTES",
+    "SegmentProduced",
+    "StateSuperseded",
+    "ToolEnded",
+    "ToolOutcome",
+    "ToolStarted",
+    "WorkflowEnded",
+    "WorkflowOutcome",
+    "WorkflowPaused",
+    "WorkflowResumed",
+    "WorkflowStarted",
+    "decode",
+    "decode_batch",
+    "encode",
+    "encode_batch",
+]
+
+#: Longest encoded event that :func:`decode` reads, in bytes.
+MAX_EVENT_BYTES = 16_384
+#: Longest string of a field, in characters.
+MAX_FIELD_CHARS = 512
+
+ToolOutcome = Literal["ok", "error", "timeout", "cancelled"]
+WorkflowOutcome = Literal["done", "error", "cancelled", "limit"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Fields common to all events.
+
+    ``step`` counts the agent calls of a workflow from 0. ``parent`` is the workflow that started this one
+    (a subgraph run on its own, a sub-agent).
+    """
+
+    kind: ClassVar[str] = "event"
+
+    workflow: str
+    seq: int = 0
+    time: float = 0.0
+    agent: str | None = None
+    step: int | None = None
+    parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowStarted(Event):
+    """A workflow begins. ``graph`` names the graph it runs, ``tenant`` who pays for it."""
+
+    kind: ClassVar[str] = "workflow_started"
+    graph: str | None = None
+    tenant: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowPaused(Event):
+    """A workflow waits for somebody outside (an interrupt); it will be resumed, so it is not over."""
+
+    kind: ClassVar[str] = "workflow_paused"
+    reason: str = "interrupt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowResumed(Event):
+    """A paused workflow goes on."""
+
+    kind: ClassVar[str] = "workflow_resumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowEnded(Event):
+    """A workflow is over: nothing that only it used will be used by it again."""
+
+    kind: ClassVar[str] = "workflow_ended"
+    outcome: WorkflowOutcome = "done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentStarted(Event):
+    """An agent (a graph node that calls the model) begins a step."""
+
+    kind: ClassVar[str] = "agent_started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentEnded(Event):
+    """An agent's step is over. ``next`` holds the agents that the graph will run next, when it knows."""
+
+    kind: ClassVar[str] = "agent_ended"
+    next: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolStarted(Event):
+    """A tool call begins. ``call_id`` ties it to its :class:`ToolEnded`."""
+
+    kind: ClassVar[str] = "tool_started"
+    tool: str = ""
+    call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolEnded(Event):
+    """A tool call is over after ``duration`` seconds of its own work, waiting for a free slot not counted."""
+
+    kind: ClassVar[str] = "tool_ended"
+    tool: str = ""
+    call_id: str = ""
+    duration: float = 0.0
+    outcome: ToolOutcome = "ok"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentProduced(Event):
+    """An agent produced the text of shared slot ``slot`` (``tokens`` long), for others to read."""
+
+    kind: ClassVar[str] = "segment_produced"
+    slot: str = ""
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSuperseded(Event):
+    """Earlier KV of this workflow will not be used again.
+
+    With ``request`` the KV of that request beyond the part it shares with others; with ``branch`` all that
+    the calls of that branch (a fan-out task, an abandoned retry) touched and no other live branch did; with
+    ``agent`` alone, what that agent's earlier calls touched and its later calls did not.
+    """
+
+    kind: ClassVar[str] = "state_superseded"
+    request: str | None = None
+    branch: str | None = None
+
+
+EVENT_TYPES: Mapping[str, type[Event]] = {
+    t.kind: t
+    for t in (
+        WorkflowStarted,
+        WorkflowPaused,
+        WorkflowResumed,
+        WorkflowEnded,
+        AgentStarted,
+        AgentEnded,
+        ToolStarted,
+        ToolEnded,
+        SegmentProduced,
+        StateSuperseded,
+    )
+}
+
+_FIELDS: Mapping[str, tuple[str, ...]] = {k: tuple(f.name for f in fields(t)) for k, t in EVENT_TYPES.items()}
+_DEFAULTS: Mapping[str, dict[str, Any]] = {
+    k: {f.name: f.default for f in fields(t) if f.name != "workflow"} for k, t in EVENT_TYPES.items()
+}
+_STRINGS = frozenset(
+    {
+        "workflow",
+        "agent",
+        "parent",
+        "graph",
+        "tenant",
+        "reason",
+        "outcome",
+        "tool",
+        "call_id",
+        "slot",
+        "request",
+        "branch",
+    }
+)
+_OPTIONAL = frozenset({"agent", "parent", "graph", "tenant", "request", "branch", "step"})
+_CLOSED: Mapping[str, frozenset[str]] = {
+    "tool_ended": frozenset(get_args(ToolOutcome)),
+    "workflow_ended": frozenset(get_args(WorkflowOutcome)),
+}
+
+
+def encode(event: Event) -> dict[str, Any]:
+    """The event as a JSON-ready dict; fields at their defaults are left out."""
+    kind = event.kind
+    defaults = _DEFAULTS[kind]
+    out: dict[str, Any] = {"kind": kind, "workflow": event.workflow}
+    for name, default in defaults.items():
+        value = getattr(event, name)
+        if value != default:
+            out[name] = list(value) if isinstance(value, tuple) else value
+    return out
+
+
+def decode(data: Any) -> Event:
+    """Read one event from a dict made by :func:`encode`.
+
+    Raises :class:`~agentflow.errors.EventError` for an unknown kind, an unknown or missing field, a value of
+    the wrong type, a number that is not finite, or a string longer than ``MAX_FIELD_CHARS``.
+    """
+    if not isinstance(data, Mapping):
+        raise EventError(f"an event is an object, not {type(data).__name__}")
+    kind = data.get("kind")
+    cls = EVENT_TYPES.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise EventError(f"unknown event kind {str(kind)[:40]!r}")
+    values: dict[str, Any] = {}
+    for name, value in data.items():
+        if name == "kind":
+            continue
+        if name not in _FIELDS[cls.kind]:
+            raise EventError(f"{cls.kind}: unknown field {str(name)[:40]!r}")
+        values[name] = _checked(cls.kind, name, value)
+    if not values.get("workflow"):
+        raise EventError(f"{cls.kind}: no workflow")
+    outcomes = _CLOSED.get(cls.kind)
+    if outcomes is not None and values.get("outcome", "ok" if cls is ToolEnded else "done") not in outcomes:
+        raise EventError(f"{cls.kind}: outcome must be one of {sorted(outcomes)}")
+    return cls(**values)
+
+
+def _checked(kind: str, name: str, value: Any) -> Any:
+    if value is None and name in _OPTIONAL:
+        return None
+    if name in _STRINGS:
+        if isinstance(value, str) and len(value) <= MAX_FIELD_CHARS:
+            return value
+    elif name == "next":
+        if (
+            isinstance(value, list | tuple)
+            and len(value) <= 256
+            and all(isinstance(v, str) and len(v) <= MAX_FIELD_CHARS for v in value)
+        ):
+            return tuple(value)
+    elif name in ("time", "duration"):
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e18:
+            return float(value)
+    elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53:  # seq, step, tokens
+        return value
+    raise EventError(f"{kind}: bad value for {name}: {str(value)[:40]!r}")
+
+
+def encode_batch(events: Sequence[Event]) -> str:
+    """Several events as one JSON string."""
+    return json.dumps([encode(e) for e in events], separators=(",", ":"))
+
+
+def decode_batch(text: str) -> tuple[list[Event], int]:
+    """Read what can be read of a JSON list of events.
+
+    Returns the events in order and how many entries were refused. A text that is no JSON list counts as one
+    refused entry. Never raises.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return [], 1
+    if not isinstance(data, list):
+        return [], 1
+    out: list[Event] = []
+    refused = 0
+    for item in data:
+        try:
+            out.append(decode(item))
+        except EventError:
+            refused += 1
+    return out, refused
