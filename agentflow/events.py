@@ -19,7 +19,6 @@ __all__ = [
     "AgentStarted",
     "EVENT_TYPES",
     "Event",
-    "MAX_EVENT_BYTES",
     "SegmentProduced",
     "StateSuperseded",
     "ToolEnded",
@@ -34,10 +33,9 @@ __all__ = [
     "decode_batch",
     "encode",
     "encode_batch",
+    "read_events",
 ]
 
-#: Longest encoded event that :func:`decode` reads, in bytes.
-MAX_EVENT_BYTES = 16_384
 #: Longest string of a field, in characters.
 MAX_FIELD_CHARS = 512
 
@@ -261,23 +259,28 @@ def encode_batch(events: Sequence[Event]) -> str:
     return json.dumps([encode(e) for e in events], separators=(",", ":"))
 
 
-def decode_batch(text: str) -> tuple[list[Event], int]:
-    """Read what can be read of a JSON list of events.
+def read_events(data: Any, *, limit: int = 65_536) -> tuple[list[Event], int]:
+    """Read what can be read of a list of dicts made by :func:`encode`.
 
-    Returns the events in order and how many entries were refused. A text that is no JSON list counts as one
-    refused entry. Never raises.
+    Returns the events in order and how many entries were refused: those that :func:`decode` cannot read and
+    those beyond ``limit``. Anything but a list counts as one refused entry. Never raises.
     """
-    try:
-        data = json.loads(text)
-    except (ValueError, TypeError, RecursionError):
-        return [], 1
-    if not isinstance(data, list):
+    if not isinstance(data, list | tuple):
         return [], 1
     out: list[Event] = []
-    refused = 0
-    for item in data:
+    refused = max(0, len(data) - limit)
+    for item in data[:limit]:
         try:
             out.append(decode(item))
         except EventError:
             refused += 1
     return out, refused
+
+
+def decode_batch(text: Any) -> tuple[list[Event], int]:
+    """Like :func:`read_events`, from a string made by :func:`encode_batch`. Never raises."""
+    try:
+        data = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return [], 1
+    return read_events(data)
