@@ -16,9 +16,9 @@ DecisionOutcome = Literal["used", "wasted", "regretted"]
 class Decision:
     """One decision about cached KV (or about a call), why it was taken, and later what came of it.
 
-    ``seq`` grows by one with each decision of an engine; ``time`` is in seconds since the epoch; ``tokens`` is how many tokens of KV
-    it concerns; ``workflows`` and ``agents`` are those that had used them; ``request`` is the call for which
-    it was taken, if any; ``terms`` holds the numbers that the policy based it on.
+    ``seq`` grows by one with each decision of an engine; ``time`` is in seconds since the epoch; ``tokens``
+    is how many tokens of KV it concerns; ``workflows`` and ``agents`` are those that had used them;
+    ``request`` is the call for which it was taken, if any; ``terms`` holds the numbers it was based on.
     """
 
     seq: int

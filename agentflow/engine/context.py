@@ -13,6 +13,6 @@ if TYPE_CHECKING:
 __all__ = ["current", "current_run"]
 
 #: Coordinates of the workflow step that runs in this context; the chat model puts them on its calls.
-current: ContextVar[Coordinates] = ContextVar("agentflow_coordinates", default=Coordinates())
+current: ContextVar[Coordinates] = ContextVar("agentflow_coordinates", default=Coordinates())  # noqa: B039 (frozen)
 #: The workflow run that this context belongs to, if any.
 current_run: ContextVar[WorkflowRun | None] = ContextVar("agentflow_run", default=None)
