@@ -40,6 +40,7 @@ class Portal:
         self._closed = False
         self._lock = threading.Lock()
         self._background: set[asyncio.Task[Any]] = set()
+        self._futures: set[concurrent.futures.Future[Any]] = set()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
@@ -159,6 +160,9 @@ class Portal:
         finally:
             asyncio.set_event_loop(None)
             self.loop.close()
+            for future in list(self._futures):  # work that ignored its cancellation: its callers must not hang
+                with contextlib.suppress(concurrent.futures.InvalidStateError):
+                    future.set_exception(self._closed_error())
 
     async def _cancel_all(self) -> None:
         tasks = [t for t in asyncio.all_tasks(self.loop) if t is not asyncio.current_task()]
@@ -170,7 +174,10 @@ class Portal:
     def _submit(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         with self._lock:
             if not self._closed:
-                return asyncio.run_coroutine_threadsafe(self._guarded(coro), self.loop)
+                future = asyncio.run_coroutine_threadsafe(self._guarded(coro), self.loop)
+                self._futures.add(future)
+                future.add_done_callback(self._futures.discard)
+                return future
         coro.close()
         raise self._closed_error()
 
