@@ -335,5 +335,6 @@ def check_call(call: Call, *, context_length: int, pool_tokens: int | None = Non
     if pool_tokens is not None and wanted > pool_tokens:
         raise PromptTooLong(
             f"prompt of {n} tokens and max_tokens={call.sampling.max_tokens} make {wanted}, over the KV pool of"
-            f" {pool_tokens} tokens: shorten the prompt, lower max_tokens, or start the engine with a larger max_total_tokens"
+            f" {pool_tokens} tokens: shorten the prompt, lower max_tokens, or start the engine with a larger"
+            " max_total_tokens"
         )

@@ -1,0 +1,238 @@
+"""The policy interface and the registry of policies by name.
+
+A policy is one class on four primitives: it *observes* what happens, *scores* items, *predicts* what agents
+will do, and *acts* by asking for effects. The same objects are driven by the engine's scheduler and by the
+simulator. A policy knows neither SGLang nor LangGraph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from agentflow.cache.ledger import CallRef, Ledger, NodeRecord
+from agentflow.errors import UsageError
+from agentflow.events import Event
+
+__all__ = [
+    "CallArrived",
+    "CallFinished",
+    "Effect",
+    "Evicted",
+    "Explanation",
+    "Forecast",
+    "Item",
+    "Observation",
+    "Pin",
+    "Policy",
+    "Prefetch",
+    "Score",
+    "Touched",
+    "Unpin",
+    "WaitingCall",
+    "Warm",
+    "make_policies",
+    "policy_names",
+    "register_policy",
+]
+
+
+class Touched(NamedTuple):
+    """A call used a cached node (found it, or computed it)."""
+
+    node: NodeRecord
+    call: CallRef
+
+
+class CallArrived(NamedTuple):
+    """A request reached the scheduler. ``tokens`` is the length of its prompt."""
+
+    request: str
+    call: CallRef
+    tokens: int
+
+
+class CallFinished(NamedTuple):
+    """A request left the scheduler, done or aborted."""
+
+    request: str
+    call: CallRef
+
+
+class Evicted(NamedTuple):
+    """A node left a tier: ``device`` (it may still be on the host) or ``host``."""
+
+    node: NodeRecord
+    tier: str
+
+
+@dataclass(slots=True)
+class WaitingCall:
+    """A request in the scheduler's waiting queue, as policies score it. ``arrived`` is in seconds."""
+
+    request: str
+    call: CallRef
+    tokens: int
+    cached_tokens: int
+    arrived: float
+    preempted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What one workflow will do next.
+
+    ``steps[k]`` maps agents to the probability that step ``k + 1`` from now invokes them; what is missing to
+    1.0 is the probability that the workflow is over by then.
+    """
+
+    workflow: str
+    steps: tuple[Mapping[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Load a node's KV from the host to the device, in free or retired space only."""
+
+    node: int
+    reason: str
+    value: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Keep a node on the device until ``until`` (seconds of the clock), as far as the budget allows."""
+
+    node: int
+    until: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unpin:
+    """Let a pinned node go."""
+
+    node: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """Prefill a prompt that is likely to come, when nothing else runs."""
+
+    token_ids: tuple[int, ...]
+    agent: str
+    reason: str
+
+
+Observation = Event | Touched | CallArrived | CallFinished | Evicted
+Item = NodeRecord | WaitingCall
+Effect = Prefetch | Pin | Unpin | Warm
+#: A tuple of floats of fixed length per policy and kind of item; the lowest node is evicted first, the
+#: lowest waiting call runs first. () means no opinion.
+Score = tuple[float, ...]
+
+
+@dataclass(slots=True)
+class Explanation:
+    """Why an item has its score, for people, with the numbers it came from."""
+
+    reason: str
+    terms: Mapping[str, float] = field(default_factory=dict)
+
+
+class Policy:
+    """Base of all policies; every method has a default that does nothing.
+
+    One owner drives a policy from one thread. ``ledger`` is shared by the policies of a runtime and is
+    up to date when a policy's method is called. An exception in any method is counted and logged, and the
+    policy's opinion is left out from then on; the request is not affected.
+    """
+
+    #: The name by which it is chosen.
+    name: ClassVar[str] = ""
+
+    def __init__(self, ledger: Ledger, clock: Callable[[], float]) -> None:
+        self.ledger = ledger
+        self.clock = clock
+
+    def observe(self, observation: Observation) -> None:
+        """Take in what happened. Must cost no more than a few microseconds."""
+
+    def score_node(self, node: NodeRecord) -> Score:
+        """How much the node is worth keeping. Called for every evictable leaf when room is needed."""
+        return ()
+
+    def score_call(self, call: WaitingCall) -> Score:
+        """When the waiting call should run. Called for every waiting call at every scheduling step."""
+        return ()
+
+    def predict(self, horizon: int) -> Sequence[Forecast]:
+        """What the live workflows will do in the next ``horizon`` steps."""
+        return ()
+
+    def act(self) -> Sequence[Effect]:
+        """Effects wanted now. Called between scheduler steps, off the critical path."""
+        return ()
+
+    def explain(self, node: NodeRecord) -> Explanation | None:
+        """Why the node has its score; called when it is evicted."""
+        return None
+
+
+PolicyFactory = Callable[[Ledger, Callable[[], float]], Policy]
+_REGISTRY: dict[str, PolicyFactory] = {}
+
+
+def register_policy(name: str, factory: PolicyFactory) -> None:
+    """Make ``factory`` (a Policy class, mostly) available as ``name``. A name can be taken once."""
+    if not name:
+        raise UsageError("a policy needs a name")
+    if name in _REGISTRY and _REGISTRY[name] is not factory:
+        raise UsageError(f"a policy named {name!r} is already registered")
+    _REGISTRY[name] = factory
+
+
+def policy_names() -> list[str]:
+    """Names that :func:`make_policies` knows."""
+    _load_builtin()
+    return sorted(_REGISTRY)
+
+
+def make_policies(names: Sequence[str], ledger: Ledger, clock: Callable[[], float]) -> list[Policy]:
+    """Policies by name, in order of precedence. Raises :class:`~agentflow.errors.UsageError` for an unknown name.
+
+    ``module:Class`` names a policy class of the user's own.
+    """
+    _load_builtin()
+    out: list[Policy] = []
+    for name in names:
+        factory = _REGISTRY.get(name) or _import(name)
+        if factory is None:
+            raise UsageError(f"unknown policy {name!r}; known: {', '.join(sorted(_REGISTRY))}, or module:Class")
+        out.append(factory(ledger, clock))
+    return out
+
+
+def _import(name: str) -> PolicyFactory | None:
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        return None
+    import importlib
+
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"policy {name!r} cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise UsageError(f"policy {name!r} is not a subclass of agentflow.cache.policy.Policy")
+    return found
+
+
+def _load_builtin() -> None:
+    from agentflow.cache import baselines, lifecycle
+
+    builtin: tuple[type[Policy], ...] = (lifecycle.Lifecycle, *baselines.POLICIES)
+    for cls in builtin:
+        register_policy(cls.name, cls)

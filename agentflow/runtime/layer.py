@@ -1,0 +1,210 @@
+"""The agent runtime layer (arXiv 2605.27744): four primitives shared by all policies.
+
+``observe`` takes in events of the framework and observations of the engine, ``score`` ranks what a neighbour
+must choose between, ``predict`` forecasts, ``act`` asks for effects. Policies are consulted in order of
+precedence; recency breaks ties. A policy that fails is left out from then on, counted and logged once: no
+failure reaches a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from agentflow.cache.decision import Decision, DecisionKind
+from agentflow.cache.ledger import CallRef, Ledger, Limits, NodeRecord
+from agentflow.cache.policy import (
+    Effect,
+    Evicted,
+    Explanation,
+    Forecast,
+    Observation,
+    Policy,
+    Score,
+    WaitingCall,
+    make_policies,
+)
+from agentflow.events import Event
+from agentflow.runtime.log import DecisionLog
+
+__all__ = ["Runtime"]
+
+logger = logging.getLogger("agentflow.runtime")
+
+#: Failures of a policy's ``observe`` after which it is left out. A failing ``score`` is left out at once,
+#: since scores must be comparable with each other.
+OBSERVE_FAILURES = 10
+
+
+class Runtime:
+    """Drives policies on one stream of observations. One owner, one thread.
+
+    ``policies`` are names or objects, in order of precedence. ``clock`` gives seconds.
+    """
+
+    def __init__(
+        self,
+        policies: Sequence[str] = ("lifecycle",),
+        *,
+        clock: Callable[[], float] = time.time,
+        limits: Limits | None = None,
+        log_limit: int = 10_000,
+    ) -> None:
+        self.clock = clock
+        self.ledger = Ledger(clock=clock, limits=limits)
+        self.policies: list[Policy] = make_policies(policies, self.ledger, clock)
+        self.names = tuple(policies)
+        self.log = DecisionLog(log_limit)
+        self.counters: Counter[str] = Counter()
+        self._failures: Counter[str] = Counter()
+        self._rebuild()
+
+    @property
+    def name(self) -> str:
+        """The policies' names, joined."""
+        return "+".join(self.names) or "lru"
+
+    # -- observe ---------------------------------------------------------------------------------------
+
+    def observe(self, observation: Observation) -> None:
+        """Take in an event of the framework or an observation of the engine."""
+        if isinstance(observation, Event):
+            self.counters["events"] += 1
+            self.ledger.observe(observation)
+        for policy in self._observers:
+            try:
+                policy.observe(observation)
+            except Exception:
+                self._failed(policy, "observe", OBSERVE_FAILURES)
+
+    def call(self, workflow: str | None, agent: str | None, branch: str | None, request: str) -> CallRef:
+        """Register a call with the ledger."""
+        return self.ledger.call(workflow, agent, branch, request)
+
+    # -- score -----------------------------------------------------------------------------------------
+
+    def score_node(self, node: NodeRecord, recency: float) -> Score:
+        """The node's rank for eviction, lowest first. ``recency`` grows with the last use."""
+        score: Score = ()
+        for policy in self._node_scorers:
+            try:
+                score += _checked(policy.score_node(node))
+            except Exception:
+                self._failed(policy, "score_node", 1)
+        return (*score, recency)
+
+    def score_call(self, call: WaitingCall) -> Score:
+        """The waiting call's rank, lowest runs first; () when no policy has an opinion."""
+        score: Score = ()
+        for policy in self._call_scorers:
+            try:
+                score += _checked(policy.score_call(call))
+            except Exception:
+                self._failed(policy, "score_call", 1)
+        return score
+
+    @property
+    def ranks_nodes(self) -> bool:
+        """Whether any policy has an opinion on nodes; without one the order is plain recency."""
+        return bool(self._node_scorers)
+
+    @property
+    def ranks_calls(self) -> bool:
+        """Whether any policy has an opinion on waiting calls."""
+        return bool(self._call_scorers)
+
+    # -- predict, act ----------------------------------------------------------------------------------
+
+    def predict(self, horizon: int) -> list[Forecast]:
+        """Forecasts of all policies that make some."""
+        out: list[Forecast] = []
+        for policy in self._predictors:
+            try:
+                out += policy.predict(horizon)
+            except Exception:
+                self._failed(policy, "predict", OBSERVE_FAILURES)
+        return out
+
+    def act(self) -> list[Effect]:
+        """Effects that policies want now."""
+        out: list[Effect] = []
+        for policy in self._actors:
+            try:
+                out += policy.act()
+            except Exception:
+                self._failed(policy, "act", OBSERVE_FAILURES)
+        return out
+
+    @property
+    def acts(self) -> bool:
+        """Whether any policy asks for effects."""
+        return bool(self._actors)
+
+    # -- decisions -------------------------------------------------------------------------------------
+
+    def evicted(self, node: NodeRecord, kind: DecisionKind, *, request: str | None) -> Decision:
+        """Record that a node was evicted, demoted to the host, or dropped from the host."""
+        why: Explanation | None = None
+        by = "lru"
+        for policy in self.policies:
+            try:
+                why = policy.explain(node)
+            except Exception:
+                self._failed(policy, "explain", OBSERVE_FAILURES)
+            if why is not None:
+                by = policy.name
+                break
+        owners = list(node.owners)[:8]
+        decision = self.log.add(
+            kind,
+            time=self.clock(),
+            policy=by,
+            reason=why.reason if why else "least recently used",
+            tokens=node.tokens,
+            node=node.id,
+            workflows=tuple(dict.fromkeys(t.workflow.id for t in owners)),
+            agents=tuple(dict.fromkeys(t.agent for t in owners if t.agent)),
+            request=request,
+            terms=why.terms if why else None,
+        )
+        self.counters[kind] += 1
+        self.counters[f"{kind}_tokens"] += node.tokens
+        if self._observers:
+            self.observe(Evicted(node, "host" if kind == "evict_host" else "device"))
+        return decision
+
+    # -- failures --------------------------------------------------------------------------------------
+
+    def _failed(self, policy: Policy, where: str, allowed: int) -> None:
+        self.counters["policy_errors"] += 1
+        key = f"{policy.name}.{where}"
+        self._failures[key] += 1
+        if self._failures[key] == 1:
+            logger.exception("policy %s failed in %s; requests are not affected", policy.name, where)
+        if self._failures[key] >= allowed and policy in self.policies:
+            logger.error("policy %s is left out from now on; what it decided falls to the others", policy.name)
+            self.policies.remove(policy)
+            self.counters["policies_left_out"] += 1
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        def having(method: str) -> list[Policy]:
+            return [p for p in self.policies if getattr(type(p), method) is not getattr(Policy, method)]
+
+        self._observers = having("observe")
+        self._node_scorers = having("score_node")
+        self._call_scorers = having("score_call")
+        self._predictors = having("predict")
+        self._actors = having("act")
+
+
+def _checked(score: Score) -> Score:
+    """A score that is safe to compare: a tuple of floats, none of them NaN."""
+    if type(score) is not tuple:
+        raise TypeError(f"a score is a tuple of floats, not {type(score).__name__}")
+    for value in score:
+        if type(value) is not float or value != value:
+            raise TypeError(f"a score is a tuple of floats that are not NaN, got {value!r}")
+    return score
