@@ -1,0 +1,1 @@
+"""Fact checking over several documents: does the evidence support the claim?"""
