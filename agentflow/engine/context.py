@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from agentflow.engine.base import Coordinates
+from agentflow.engine.base import Coordinates, Engine
 
 if TYPE_CHECKING:
     from agentflow.engine.workflow import WorkflowRun
 
-__all__ = ["current", "current_run", "handled_tool_run"]
+__all__ = ["binder", "current", "current_run", "handled_tool_run", "run_for"]
 
 #: Coordinates of the workflow step that runs in this context; the chat model puts them on its calls.
 current: ContextVar[Coordinates] = ContextVar("agentflow_coordinates", default=Coordinates())  # noqa: B039 (frozen)
@@ -20,3 +21,19 @@ current_run: ContextVar[WorkflowRun | None] = ContextVar("agentflow_run", defaul
 #: LangChain's run id of the tool call whose events :mod:`agentflow.tools` emits itself. A callback handler that
 #: emits tool events leaves out the call whose ``run_id`` equals it, and no other (not those made inside it).
 handled_tool_run: ContextVar[UUID | None] = ContextVar("agentflow_handled_tool_run", default=None)
+#: Set by the graph layer inside a graph's node: makes the run of the surrounding workflow on an engine known, with
+#: the coordinates of the node's step as :data:`current`.
+binder: ContextVar[Callable[[Engine], WorkflowRun] | None] = ContextVar("agentflow_binder", default=None)
+
+
+def run_for(engine: Engine) -> WorkflowRun | None:
+    """The workflow run on ``engine`` that this context belongs to, None outside of any graph.
+
+    Whoever is about to call ``engine`` asks this first and reads :data:`current` after it: inside a graph that was
+    not attached to the engine, this is what begins the workflow.
+    """
+    run = current_run.get()
+    if run is not None and run.engine is engine:
+        return run
+    bind = binder.get()
+    return bind(engine) if bind is not None else None
