@@ -247,7 +247,7 @@ def _checked(kind: str, name: str, value: Any) -> Any:
         ):
             return tuple(value)
     elif name in ("time", "duration"):
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e18:
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e11:
             return float(value)
     elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53:  # seq, step, tokens
         return value

@@ -107,10 +107,15 @@ class NodeRecord:
     """What is known of one cached node: ``tokens`` tokens of KV on a path from the root.
 
     ``owners`` maps each thread that touched it to the number of the last call that did. ``anonymous`` says
-    that some caller without a workflow touched it. Times are seconds of the ledger's clock.
+    that some caller without a workflow touched it. Times are seconds of the ledger's clock. ``path_hash`` is
+    a hash of all tokens from the root to the node's end. ``demoted_by`` and ``prefetched_by`` are the numbers
+    of the decisions that last moved it between tiers, 0 for none.
     """
 
-    __slots__ = ("anonymous", "created", "hits", "id", "last_access", "owners", "prune_at", "tokens")
+    __slots__ = (
+        "anonymous", "created", "demoted_by", "hits", "id", "last_access", "owners", "path_hash", "prefetched_by",
+        "prune_at", "tokens",
+    )  # fmt: skip
 
     def __init__(self, node_id: int, tokens: int, now: float) -> None:
         self.id = node_id
@@ -121,6 +126,9 @@ class NodeRecord:
         self.anonymous = False
         self.owners: dict[Thread, int] = {}
         self.prune_at = 32
+        self.path_hash = 0
+        self.demoted_by = 0
+        self.prefetched_by = 0
 
     def split(self, new_id: int, tokens: int) -> NodeRecord:
         """The record of the node that takes over the first ``tokens`` tokens; this one keeps the rest."""
@@ -129,6 +137,9 @@ class NodeRecord:
         head.hits = self.hits
         head.anonymous = self.anonymous
         head.owners = dict(self.owners)
+        head.prune_at = self.prune_at
+        head.demoted_by = self.demoted_by
+        head.prefetched_by = self.prefetched_by
         self.tokens -= tokens
         return head
 

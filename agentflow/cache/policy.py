@@ -3,6 +3,9 @@
 A policy is one class on four primitives: it *observes* what happens, *scores* items, *predicts* what agents
 will do, and *acts* by asking for effects. The same objects are driven by the engine's scheduler and by the
 simulator. A policy knows neither SGLang nor LangGraph.
+
+Retention needs no effect of its own: a policy that wants to keep a node scores it higher. Such pins are soft
+by construction: when nothing else is left the node goes, so the pool can never wedge.
 """
 
 from __future__ import annotations
@@ -24,14 +27,11 @@ __all__ = [
     "Forecast",
     "Item",
     "Observation",
-    "Pin",
     "Policy",
     "Prefetch",
     "Score",
     "Touched",
-    "Unpin",
     "WaitingCall",
-    "Warm",
     "make_policies",
     "policy_names",
     "register_policy",
@@ -93,42 +93,16 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Load a node's KV from the host to the device, in free or retired space only."""
+    """Load a node's KV from the host to the device, where there is free space; ``value`` ranks them."""
 
     node: int
     reason: str
     value: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """Keep a node on the device until ``until`` (seconds of the clock), as far as the budget allows."""
-
-    node: int
-    until: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unpin:
-    """Let a pinned node go."""
-
-    node: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Warm:
-    """Prefill a prompt that is likely to come, when nothing else runs."""
-
-    token_ids: tuple[int, ...]
-    agent: str
-    reason: str
-
-
 Observation = Event | Touched | CallArrived | CallFinished | Evicted
 Item = NodeRecord | WaitingCall
-Effect = Prefetch | Pin | Unpin | Warm
+Effect = Prefetch
 #: A tuple of floats of fixed length per policy and kind of item; the lowest node is evicted first, the
 #: lowest waiting call runs first. () means no opinion.
 Score = tuple[float, ...]

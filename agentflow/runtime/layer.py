@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from agentflow.cache.decision import Decision, DecisionKind
+from agentflow.cache.decision import Decision, DecisionKind, DecisionOutcome
 from agentflow.cache.ledger import CallRef, Ledger, Limits, NodeRecord
 from agentflow.cache.policy import (
     Effect,
@@ -54,11 +54,16 @@ class Runtime:
     ) -> None:
         self.clock = clock
         self.ledger = Ledger(clock=clock, limits=limits)
-        self.policies: list[Policy] = make_policies(policies, self.ledger, clock)
-        self.names = tuple(policies)
         self.log = DecisionLog(log_limit)
         self.counters: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
+        self.set_policies(policies)
+
+    def set_policies(self, names: Sequence[str]) -> None:
+        """Go on with other policies; the ledger, the log and the counters stay."""
+        self.policies: list[Policy] = make_policies(names, self.ledger, self.clock)
+        self.names = tuple(names)
+        self._failures.clear()
         self._rebuild()
 
     @property
@@ -104,6 +109,11 @@ class Runtime:
             except Exception:
                 self._failed(policy, "score_call", 1)
         return score
+
+    @property
+    def watches_nodes(self) -> bool:
+        """Whether any policy wants observations of single nodes."""
+        return bool(self._observers)
 
     @property
     def ranks_nodes(self) -> bool:
@@ -174,6 +184,13 @@ class Runtime:
         if self._observers:
             self.observe(Evicted(node, "host" if kind == "evict_host" else "device"))
         return decision
+
+    def settle(self, seq: int, outcome: DecisionOutcome, tokens: int) -> None:
+        """Write what came of decision ``seq`` for ``tokens`` tokens of it, and count it."""
+        decision = self.log.settle(seq, outcome)
+        kind = decision.kind if decision is not None else "forgotten"
+        self.counters[f"{kind}_{outcome}"] += 1
+        self.counters[f"{kind}_{outcome}_tokens"] += tokens
 
     # -- failures --------------------------------------------------------------------------------------
 

@@ -52,13 +52,12 @@ class DecisionLog:
             self._log.popitem(last=False)
         return decision
 
-    def settle(self, seq: int, outcome: DecisionOutcome) -> bool:
-        """Write what came of decision ``seq``; False when it is gone or was settled before."""
+    def settle(self, seq: int, outcome: DecisionOutcome) -> Decision | None:
+        """Write what came of decision ``seq``, if nothing is written yet; None when the log no longer holds it."""
         decision = self._log.get(seq)
-        if decision is None or decision.outcome is not None:
-            return False
-        decision.outcome = outcome
-        return True
+        if decision is not None and decision.outcome is None:
+            decision.outcome = outcome
+        return decision
 
     def since(self, seq: int) -> list[Decision]:
         """Decisions numbered above ``seq`` that the log still holds, oldest first."""

@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
+
 __all__ = ["register"]
 
 
 def register() -> None:
-    """Install the radix cache, the control methods and the CPU pieces of HiCache."""
+    """Install what this process needs of the plugin.
+
+    The radix cache registers in every process, since each validates the server arguments. The scheduler's
+    hooks go where the scheduler's module is loaded, the HTTP routes only into a server's main process.
+    """
+    from sglang.srt.mem_cache.registry import register_radix_cache_backend, registered_radix_cache_backends
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
     from agentflow.engine.sglang import hicache_cpu
 
     hicache_cpu.install()
+    if "agentflow" not in registered_radix_cache_backends():
+        register_radix_cache_backend("agentflow", _create_cache)
+    if multiprocessing.parent_process() is not None and "sglang.srt.managers.scheduler" in sys.modules:
+        from agentflow.engine.sglang import scheduler
+
+        for target, hook in scheduler.hooks().items():
+            HookRegistry.register(target, hook, HookType.AROUND)
+    if multiprocessing.parent_process() is None and "agentflow.engine.embedded" not in sys.modules:
+        from agentflow.engine.sglang import http
+
+        for target, hook in http.hooks().items():
+            HookRegistry.register(target, hook, HookType.AROUND)
+
+
+def _create_cache(ctx: object) -> object:
+    from agentflow.engine.sglang.radix_cache import create
+
+    return create(ctx)

@@ -8,6 +8,7 @@ never raises: what cannot be read is counted and left out. This module imports n
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,10 +32,11 @@ MAX_EVENTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class CallHint:
-    """What the scheduler knows about a request."""
+    """What the scheduler knows about a request. ``time`` is when it was sent, in seconds since the epoch."""
 
     at: Coordinates
     segments: tuple[Segment, ...] = ()
+    time: float = 0.0
 
 
 def hints(call: Call, events: Sequence[Event]) -> dict[str, Any]:
@@ -45,6 +47,7 @@ def hints(call: Call, events: Sequence[Event]) -> dict[str, Any]:
         for name in ("workflow", "agent", "step", "branch", "parent", "tenant")
         if (value := getattr(at, name)) is not None
     }
+    payload["time"] = time.time()
     if call.segments:
         payload["segments"] = [[s.kind[0], s.start, s.length, s.slot, s.producer] for s in call.segments]
     actions = [_action(CALL_ACTION, call.request_id, payload)]
@@ -108,8 +111,11 @@ def _read_call(payload: Any, prompt_tokens: int) -> tuple[CallHint | None, int]:
     step = payload.get("step")
     if step is not None and not (isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**53):
         return None, 1
+    sent = payload.get("time", 0.0)
+    if not (isinstance(sent, int | float) and not isinstance(sent, bool) and 0 <= sent < 1e11):
+        return None, 1
     segments, refused = _read_segments(payload.get("segments"), prompt_tokens)
-    return CallHint(Coordinates(step=step, **fields), segments), refused
+    return CallHint(Coordinates(step=step, **fields), segments, float(sent)), refused
 
 
 def _read_segments(raw: Any, prompt_tokens: int) -> tuple[tuple[Segment, ...], int]:

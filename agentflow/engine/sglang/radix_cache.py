@@ -1,0 +1,130 @@
+"""SGLang's unified radix cache on our tree core: chosen with ``radix_cache_backend="agentflow"``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from sglang.srt.mem_cache.registry import create_unified_radix_cache
+from sglang.srt.mem_cache.unified_cache.tree_core_registry import register_tree_core_backend
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from agentflow.cache.ledger import CallRef
+from agentflow.cache.policy import CallArrived, CallFinished
+from agentflow.engine.base import Coordinates
+from agentflow.engine.sglang import wire
+from agentflow.engine.sglang.clock import StreamClock
+from agentflow.engine.sglang.tree_core import AgentTreeCore
+from agentflow.events import Event
+from agentflow.runtime import Runtime
+
+__all__ = ["AgentRadixCache", "BACKEND", "POLICIES_VARIABLE", "create"]
+
+logger = logging.getLogger("agentflow.engine")
+
+BACKEND = "agentflow"
+#: Environment variable with the policies to start with, separated by commas.
+POLICIES_VARIABLE = "AGENTFLOW_POLICIES"
+#: Decisions that ride back with one request.
+DECISIONS_PER_REQUEST = 64
+
+
+class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
+    """The cache of one scheduler, and the place where its runtime layer lives."""
+
+    runtime: Runtime
+    tree_core: AgentTreeCore
+
+    def __init__(self, params: Any, *, policies: Sequence[str], shared_time: bool) -> None:
+        self.clock: Callable[[], float] = StreamClock() if shared_time else time.time
+        self.runtime = Runtime(policies, clock=self.clock)
+        register = partial(AgentTreeCore, runtime=self.runtime)
+        backend = f"{BACKEND}-{id(self)}"
+        register_tree_core_backend(backend, register)
+        params.tree_core_backend = backend
+        super().__init__(params)
+
+    def configure(self, policies: Sequence[str], *, audit: bool = False) -> None:
+        """Run with other policies from now on, with an empty ledger; the cache should be empty too."""
+        runtime = Runtime(policies, clock=self.clock)
+        self.runtime = self.tree_core.runtime = runtime
+        self.tree_core.audit = audit
+
+    # -- what the scheduler tells ----------------------------------------------------------------------
+
+    def observe(self, events: Sequence[Event], refused: int) -> None:
+        """Take in events from the framework; ``refused`` entries could not be read."""
+        runtime = self.runtime
+        started = time.perf_counter_ns()
+        if isinstance(self.clock, StreamClock):
+            self.clock.advance(max((e.time for e in events), default=0.0))
+        for event in events:
+            runtime.observe(event)
+        if refused:
+            runtime.counters["events_refused"] += refused
+        runtime.counters["events_ns"] += time.perf_counter_ns() - started
+
+    def arrived(self, req: Any) -> None:
+        """A request joins the waiting queue: read its hints. Reads each request once."""
+        if getattr(req, "agentflow", None) is not None:
+            return
+        actions = [(a.action_type, a.payload) for a in req.kv_hints.actions] if req.kv_hints else []
+        hint, events, refused = wire.read_hints(actions, prompt_tokens=len(req.origin_input_ids))
+        if isinstance(self.clock, StreamClock) and hint is not None:
+            self.clock.advance(hint.time)
+        if events or refused:
+            self.observe(events, refused)
+        at = hint.at if hint is not None else Coordinates()
+        call = self.runtime.call(at.workflow, at.agent, at.branch, req.rid)
+        req.agentflow = AgentRequest(call, self.runtime.log.last_seq, self.clock())
+        if self.runtime.watches_nodes:
+            self.runtime.observe(CallArrived(req.rid, call, len(req.origin_input_ids)))
+
+    # -- what the cache does ---------------------------------------------------------------------------
+
+    def checkpoint_into_tree(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
+        super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
+        state: AgentRequest | None = getattr(req, "agentflow", None)
+        if state is None or self.disable:
+            return
+        try:
+            if req.last_node is not None:
+                self.tree_core.touch_path(req.last_node, state.call)
+            if req.finished():
+                self._finished(req, state)
+        except Exception:  # bookkeeping must not fail a request
+            self.runtime.counters["internal_errors"] += 1
+            logger.exception("bookkeeping of request %s failed; the request is not affected", req.rid)
+
+    def _finished(self, req: Any, state: AgentRequest) -> None:
+        if self.runtime.watches_nodes:
+            self.runtime.observe(CallFinished(req.rid, state.call))
+        mine = [d for d in self.runtime.log.since(state.first_seq) if d.request == req.rid]
+        tokens = len(req.output_ids)
+        if mine and tokens:
+            # One entry per output token is what SGLang carries; ours rides on the last.
+            info: dict[str, list[Any]] = req.customized_info or {}
+            info[wire.META_KEY] = [None] * (tokens - 1) + [wire.reply(mine[-DECISIONS_PER_REQUEST:])]
+            req.customized_info = info
+
+
+class AgentRequest:
+    """What is kept on a request of SGLang: its call, the last decision before it came, and when it came."""
+
+    __slots__ = ("arrived", "call", "first_seq")
+
+    def __init__(self, call: CallRef, first_seq: int, arrived: float) -> None:
+        self.call = call
+        self.first_seq = first_seq
+        self.arrived = arrived
+
+
+def create(ctx: Any) -> Any:
+    """The factory that SGLang's registry calls. HiCache, if enabled, is attached by SGLang as usual."""
+    names = [n.strip() for n in os.environ.get(POLICIES_VARIABLE, "lifecycle").split(",") if n.strip()]
+    cache_class: Any = partial(AgentRadixCache, policies=names, shared_time=ctx.tp_size > 1)
+    return create_unified_radix_cache(ctx, cache_class=cache_class)

@@ -1,0 +1,209 @@
+"""What the plugin adds to SGLang's scheduler: hints read on arrival, control requests, causes, effects, order.
+
+Each function here wraps one method of SGLang; :func:`hooks` lists which. A failure in ours is counted and
+logged, and SGLang's own method runs all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agentflow.cache.policy import WaitingCall
+from agentflow.engine.sglang import control
+from agentflow.engine.sglang.effects import carry_out
+from agentflow.engine.sglang.radix_cache import AgentRadixCache
+from agentflow.errors import UsageError
+from agentflow.events import decode_batch
+
+__all__ = ["hooks"]
+
+logger = logging.getLogger("agentflow.engine")
+
+#: Decisions sent in one reply.
+REPLY_LIMIT = 2_000
+
+
+def hooks() -> dict[str, Callable[..., Any]]:
+    """AROUND hooks by the dotted path of what they wrap."""
+    return {
+        "sglang.srt.managers.scheduler.Scheduler._add_request_to_queue": add_request_to_queue,
+        "sglang.srt.managers.scheduler.Scheduler.handle_dumper_control": handle_control,
+        "sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run": get_next_batch_to_run,
+        "sglang.srt.managers.schedule_policy.SchedulePolicy.calc_priority": calc_priority,
+        "sglang.srt.mem_cache.allocation.alloc_for_extend": alloc_for,
+        "sglang.srt.mem_cache.allocation.alloc_for_decode": alloc_for,
+    }
+
+
+def add_request_to_queue(original: Callable[..., Any], scheduler: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    """Read the hints of a request when it arrives."""
+    cache = scheduler.tree_cache
+    if isinstance(cache, AgentRadixCache):
+        _guarded(cache, "reading hints", lambda: cache.arrived(req))
+    return original(scheduler, req, *args, **kwargs)
+
+
+def get_next_batch_to_run(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    """Between two steps: carry out the effects that policies want."""
+    cache = scheduler.tree_cache
+    if isinstance(cache, AgentRadixCache) and cache.runtime.acts:
+        _guarded(cache, "effects", lambda: carry_out(cache, cache.runtime.act()))
+    return original(scheduler, *args, **kwargs)
+
+
+def calc_priority(original: Callable[..., Any], policy: Any, waiting_queue: list[Any], *args: Any, **kw: Any) -> Any:
+    """Order the waiting queue by the policies' scores, SGLang's own order breaking ties."""
+    result = original(policy, waiting_queue, *args, **kw)
+    cache = policy.tree_cache
+    if isinstance(cache, AgentRadixCache) and cache.runtime.ranks_calls and len(waiting_queue) > 1:
+        _guarded(cache, "ordering the queue", lambda: _order(cache, waiting_queue))
+    return result
+
+
+def alloc_for(original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Name the request for which room is made: the first of the batch."""
+    core = getattr(batch.tree_cache, "tree_core", None)
+    if core is None or not isinstance(batch.tree_cache, AgentRadixCache):
+        return original(batch, *args, **kwargs)
+    core.cause = batch.reqs[0].rid if batch.reqs else None
+    try:
+        return original(batch, *args, **kwargs)
+    finally:
+        core.cause = None
+
+
+def handle_control(original: Callable[..., Any], scheduler: Any, recv_req: Any) -> Any:
+    """Answer our control requests; leave SGLang's own to it."""
+    if not recv_req.method.startswith(control.PREFIX):
+        return original(scheduler, recv_req)
+    from sglang.srt.managers.io_struct import DumperControlReqOutput
+
+    try:
+        reply = answer(scheduler, recv_req.method.removeprefix(control.PREFIX), recv_req.body)
+        output = DumperControlReqOutput(success=True, response=[reply])
+    except Exception as error:
+        if not isinstance(error, UsageError):
+            logger.exception("control request %s failed", recv_req.method)
+        output = DumperControlReqOutput(success=False, response=[], error=str(error) or type(error).__name__)
+    scheduler.ipc_channels.send_to_tokenizer.send_output(output, recv_req)
+    return None
+
+
+def answer(scheduler: Any, method: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The reply of this scheduler to one control request."""
+    cache = scheduler.tree_cache
+    if not isinstance(cache, AgentRadixCache):
+        raise UsageError("this engine runs SGLang's own cache; start it with radix_cache_backend=agentflow")
+    if method == "events":
+        cache.observe(*decode_batch(body.get("batch")))
+        return {}
+    if method == "stats":
+        return _stats(scheduler, cache)
+    if method == "decisions":
+        found = cache.runtime.log.since(int(body.get("since", 0)))
+        return {"decisions": [d.to_json() for d in found[:REPLY_LIMIT]]}
+    if method == "configure":
+        return _configure(scheduler, cache, body)
+    if method == "check":
+        return _check(scheduler, cache)
+    raise UsageError(f"unknown control method {method!r}; known: {', '.join(sorted(control.METHODS))}")
+
+
+def _configure(scheduler: Any, cache: AgentRadixCache, body: Mapping[str, Any]) -> dict[str, Any]:
+    policies = body.get("policies")
+    if policies is not None and not (isinstance(policies, list) and all(isinstance(p, str) for p in policies)):
+        raise UsageError("policies must be a list of names")
+    names = cache.runtime.names if policies is None else policies
+    if body.get("reset", True):
+        # Anything that could fail comes first, so that a refused change leaves all as it was.
+        from agentflow.runtime import Runtime
+
+        Runtime(names)
+        if not scheduler.flush_cache():
+            raise UsageError("the engine is busy: policies can be changed with reset only while no call runs")
+        cache.configure(names, audit=bool(body.get("audit", False)))
+    else:
+        cache.runtime.set_policies(names)
+        cache.tree_core.audit = bool(body.get("audit", cache.tree_core.audit))
+    return {"policy": cache.runtime.name}
+
+
+def _stats(scheduler: Any, cache: AgentRadixCache) -> dict[str, Any]:
+    running, paused = cache.runtime.ledger.counts()
+    host = getattr(cache.cache_controller, "mem_pool_host", None)
+    return {
+        "policy": cache.runtime.name,
+        "running": len(scheduler.running_batch.reqs) if scheduler.running_batch else 0,
+        "waiting": len(scheduler.waiting_queue),
+        "device_total": scheduler.max_total_num_tokens,
+        "device_free": scheduler.token_to_kv_pool_allocator.available_size(),
+        "device_cached": cache.evictable_size(),
+        "device_held": cache.protected_size(),
+        "host_total": host.size if host is not None else 0,
+        "host_free": host.available_size() if host is not None else 0,
+        "workflows_live": running,
+        "workflows_paused": paused,
+        "counters": dict(cache.runtime.counters),
+        "details": {
+            "nodes": len(cache.tree_core._node_arena),
+            "ghosts": len(cache.tree_core.ghosts),
+            "workflows_known": len(cache.runtime.ledger.workflows),
+            "decisions_logged": cache.runtime.log.last_seq,
+            "policies": list(cache.runtime.names),
+        },
+    }
+
+
+def _check(scheduler: Any, cache: AgentRadixCache) -> dict[str, Any]:
+    """Integrity while idle: every slot is free or cached, nothing is locked, the tree is sound."""
+    problems: list[str] = []
+    if not scheduler.is_fully_idle():
+        return {"idle": False, "problems": problems}
+    free = scheduler.token_to_kv_pool_allocator.available_size()
+    cached, held = cache.evictable_size(), cache.protected_size()
+    if free + cached + held != scheduler.max_total_num_tokens:
+        problems.append(f"free {free} + cached {cached} + held {held} is not {scheduler.max_total_num_tokens}")
+    if held and not cache.ongoing_load_back and not cache.ongoing_write_through:
+        problems.append(f"{held} tokens are locked although nothing runs")
+    try:
+        cache.sanity_check()
+    except Exception as error:
+        problems.append(f"tree: {error}")
+    for node in cache.tree_core._node_arena.values():
+        if node is cache.tree_core.root_node:
+            continue
+        if cache.tree_core.record(node).tokens != len(node.key):
+            problems.append(
+                f"node {node.id}: record says {cache.tree_core.record(node).tokens} of {len(node.key)} tokens"
+            )
+    return {"idle": True, "problems": problems[:20]}
+
+
+def _order(cache: AgentRadixCache, waiting_queue: list[Any]) -> None:
+    ranked = []
+    for place, req in enumerate(waiting_queue):
+        state = getattr(req, "agentflow", None)
+        if state is None:
+            return  # a request that we know nothing of: leave SGLang's order alone
+        call = WaitingCall(
+            request=req.rid,
+            call=state.call,
+            tokens=len(req.origin_input_ids),
+            cached_tokens=len(req.prefix_indices),
+            arrived=state.arrived,
+            preempted=req.is_retracted,
+        )
+        ranked.append(((*cache.runtime.score_call(call), float(place)), req))
+    ranked.sort(key=lambda pair: pair[0])
+    waiting_queue[:] = [req for _, req in ranked]
+
+
+def _guarded(cache: AgentRadixCache, what: str, work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception:
+        cache.runtime.counters["internal_errors"] += 1
+        if cache.runtime.counters["internal_errors"] <= 3:
+            logger.exception("%s failed; requests are not affected", what)
