@@ -1,0 +1,163 @@
+"""What the callback handler remembers of a running graph: the root run, its node runs, and where they belong."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from agentflow.engine.base import Coordinates, Engine
+from agentflow.engine.workflow import WorkflowRun
+from agentflow.events import MAX_FIELD_CHARS, WorkflowResumed, WorkflowStarted
+
+__all__ = ["Binding", "NodeScope", "RootScope", "ToolScope", "Workflows", "workflows_of"]
+
+#: Paused workflows that an engine's book keeps in this process; the longest paused are forgotten first. A
+#: forgotten one still resumes, with a fresh report.
+PAUSED_LIMIT = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Binding:
+    """What was said when a graph was attached: where its events go, and what is known of it beforehand.
+
+    ``model`` is the chat model for agents of nested graphs that were compiled without one. ``successors``
+    maps a node to the nodes that its plain edges lead to, ``labels`` a node's branches to the nodes behind
+    their labels; ``agents`` are the nodes known to be agents, empty when nobody said.
+    """
+
+    engine: Engine | None = None
+    model: Any = None
+    graph: str | None = None
+    tenant: str | None = None
+    successors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    labels: Mapping[str, Mapping[Any, str]] = field(default_factory=dict)
+    agents: frozenset[str] = frozenset()
+
+
+class Workflows:
+    """The workflows of one engine in this process: running ones by id, and paused ones, a bounded number."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, list[Any]] = {}
+        self._paused: OrderedDict[str, WorkflowRun] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def enter(self, engine: Engine, root: RootScope) -> WorkflowRun:
+        """The run of ``root``'s workflow, begun or resumed if it is not running."""
+        with self._lock:
+            live = self._live.get(root.workflow)
+            if live is not None:
+                live[1] += 1
+                return live[0]  # type: ignore[no-any-return]
+            known = self._paused.pop(root.workflow, None)
+            run = known or WorkflowRun(engine, root.workflow, tenant=root.tenant)
+            self._live[root.workflow] = [run, 1]
+        if known is not None or root.resumes:
+            run.emit(WorkflowResumed)
+        else:
+            run.emit(WorkflowStarted, graph=root.graph, tenant=root.tenant)
+        return run
+
+    def leave(self, run: WorkflowRun, *, paused: bool) -> bool:
+        """One root run of the workflow is over. True when it was the last."""
+        with self._lock:
+            live = self._live.get(run.workflow)
+            if live is None or live[0] is not run:
+                return False
+            live[1] -= 1
+            if live[1]:
+                return False
+            del self._live[run.workflow]
+            if paused:
+                self._paused[run.workflow] = run
+                if len(self._paused) > PAUSED_LIMIT:
+                    self._paused.popitem(last=False)
+            return True
+
+    def counts(self) -> tuple[int, int]:
+        """How many are running and how many paused."""
+        with self._lock:
+            return len(self._live), len(self._paused)
+
+
+def workflows_of(engine: Engine) -> Workflows:
+    """The engine's book of workflows; it lives as long as the engine does."""
+    book = engine.__dict__.get("_agentflow_workflows")
+    if book is None:
+        book = engine.__dict__.setdefault("_agentflow_workflows", Workflows())
+    assert isinstance(book, Workflows)
+    return book
+
+
+class RootScope:
+    """One invocation of a graph from outside."""
+
+    def __init__(
+        self, run_id: UUID, binding: Binding, metadata: Mapping[str, Any], name: str | None, inputs: Any
+    ) -> None:
+        self.run_id = run_id
+        self.binding = binding
+        thread = metadata.get("thread_id")
+        chosen = metadata.get("workflow_id") or thread or run_id
+        self.workflow = str(chosen)[:MAX_FIELD_CHARS]
+        tenant = metadata.get("tenant") or binding.tenant
+        self.tenant = None if tenant is None else str(tenant)[:MAX_FIELD_CHARS]
+        self.graph = (binding.graph or name or "graph")[:MAX_FIELD_CHARS]
+        self.resumes = thread is not None and (inputs is None or getattr(inputs, "resume", None) is not None)
+        self.interrupted = False
+        self.runs: dict[int, WorkflowRun] = {}
+        #: LangChain run ids below this one, to forget them with it.
+        self.below: set[UUID] = set()
+        #: Failed attempts of tasks that may be retried: checkpoint namespace -> how many.
+        self.failed: dict[str, int] = {}
+        #: The agent that ran last, per branch: tools that run on their own belong to it.
+        self.last_agent: dict[str | None, tuple[str, int | None]] = {}
+        self._lock = threading.Lock()
+
+    def run_on(self, engine: Engine) -> WorkflowRun:
+        """This workflow's run on ``engine``, begun at the first asking."""
+        with self._lock:
+            run = self.runs.get(id(engine))
+            if run is None:
+                run = self.runs[id(engine)] = workflows_of(engine).enter(engine, self)
+            return run
+
+
+@dataclass(slots=True)
+class NodeScope:
+    """One run of a node of the graph, or of a graph nested in it."""
+
+    root: RootScope
+    run_id: UUID
+    node: str
+    agent: str
+    branch: str | None
+    task: str
+    #: Whether it is a node of a graph inside the one that was called.
+    nested: bool = False
+    #: How many attempts of the same task failed before this one, and the branch name without its attempt if the
+    #: task is a fan-out task itself.
+    failed_before: int = 0
+    own_branch: str | None = None
+    #: Where this node is announced as an agent's step: id of the workflow run -> step.
+    steps: dict[int, int] = field(default_factory=dict)
+    #: Nodes that this run's branches chose.
+    route: list[str] = field(default_factory=list)
+    before: tuple[Coordinates, WorkflowRun | None, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolScope:
+    """One call of a LangChain tool whose events the handler emits."""
+
+    run: WorkflowRun
+    node: NodeScope
+    tool: str
+    call_id: str
+    agent: str | None
+    step: int | None
+    started: float

@@ -1,0 +1,173 @@
+"""A compiled graph with a typed way to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.errors import GraphRecursionError
+from langgraph.graph.state import CompiledStateGraph
+
+from agentflow.engine.workflow import WorkflowRun
+from agentflow.errors import SetupError, UsageError
+from agentflow.graph.handler import AgentflowHandler, collected_runs
+from agentflow.graph.result import RunOutcome, RunResult
+
+__all__ = ["AgentApp"]
+
+_INTERRUPT = "__interrupt__"
+
+
+class AgentApp(CompiledStateGraph[Any, Any, Any, Any]):
+    """A LangGraph ``CompiledStateGraph`` in every way, with :meth:`run` and :meth:`arun` on top.
+
+    ``invoke``, ``stream`` and the rest keep LangGraph's behaviour and values, and emit the same events.
+    """
+
+    @classmethod
+    def of(
+        cls,
+        graph: CompiledStateGraph[Any, Any, Any, Any],
+        handler: AgentflowHandler | None,
+        *,
+        max_steps: int | None = None,
+    ) -> Self:
+        """The graph as an app, followed by ``handler`` instead of any earlier one."""
+        if max_steps is not None and (isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1):
+            raise UsageError(f"max_steps must be an integer of at least 1, got {max_steps!r}")
+        config: RunnableConfig = {**(graph.config or {})}
+        if handler is not None:
+            given = config.get("callbacks")
+            if given is not None and not isinstance(given, list):
+                raise UsageError("the graph carries a callback manager; attach it before binding one")
+            config["callbacks"] = [*(h for h in given or [] if not isinstance(h, AgentflowHandler)), handler]
+        if max_steps is not None:
+            config["recursion_limit"] = max_steps
+        attrs = {k: v for k, v in graph.__dict__.items() if k != "__orig_class__"}
+        return cls(**(attrs | {"config": config}))
+
+    @property
+    def handler(self) -> AgentflowHandler | None:
+        """The handler that follows this app's runs."""
+        callbacks = (self.config or {}).get("callbacks")
+        handlers = callbacks if isinstance(callbacks, list) else []
+        return next((h for h in handlers if isinstance(h, AgentflowHandler)), None)
+
+    def run(
+        self,
+        input: Any,
+        config: RunnableConfig | None = None,
+        *,
+        workflow_id: str | None = None,
+        thread_id: str | None = None,
+        tenant: str | None = None,
+        max_steps: int | None = None,
+        context: Any = None,
+    ) -> RunResult:
+        """Run the graph and say what came of it, with usage, timings and decisions per agent.
+
+        A run that reaches its bound of steps (``max_steps``, else the one given at compile time) ends with
+        outcome ``limit`` and the state so far; a node's error ends it with ``error`` and the state before
+        that step. Errors of the calling code or the installation (:class:`~agentflow.errors.UsageError`,
+        :class:`~agentflow.errors.SetupError`) are raised, and so is being cancelled.
+
+        ``workflow_id`` names the workflow in events; without it the ``thread_id`` does, so that a run that
+        was paused goes on as the same workflow, and without both every run has an id of its own.
+        """
+        config = self._run_config(config, workflow_id, thread_id, tenant, max_steps)
+        watch = _Watch(self, config)
+        token = collected_runs.set(watch.runs)
+        try:
+            for mode, chunk in self.stream(input, config, stream_mode=["values", "updates"], context=context):
+                watch.take(mode, chunk)
+        except Exception as error:
+            watch.stopped(error)
+        finally:
+            collected_runs.reset(token)
+        return watch.result()
+
+    async def arun(
+        self,
+        input: Any,
+        config: RunnableConfig | None = None,
+        *,
+        workflow_id: str | None = None,
+        thread_id: str | None = None,
+        tenant: str | None = None,
+        max_steps: int | None = None,
+        context: Any = None,
+    ) -> RunResult:
+        """Like :meth:`run`, without blocking the event loop."""
+        config = self._run_config(config, workflow_id, thread_id, tenant, max_steps)
+        watch = _Watch(self, config)
+        token = collected_runs.set(watch.runs)
+        try:
+            async for mode, chunk in self.astream(input, config, stream_mode=["values", "updates"], context=context):
+                watch.take(mode, chunk)
+        except Exception as error:
+            watch.stopped(error)
+        finally:
+            collected_runs.reset(token)
+        return watch.result()
+
+    def _run_config(
+        self,
+        config: RunnableConfig | None,
+        workflow_id: str | None,
+        thread_id: str | None,
+        tenant: str | None,
+        max_steps: int | None,
+    ) -> RunnableConfig:
+        out: RunnableConfig = {**(config or {})}
+        named = {k: v for k, v in (("workflow_id", workflow_id), ("tenant", tenant)) if v is not None}
+        if named:
+            out["metadata"] = {**(out.get("metadata") or {}), **named}
+        if thread_id is not None:
+            out["configurable"] = {**(out.get("configurable") or {}), "thread_id": thread_id}
+        if max_steps is not None:
+            if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
+                raise UsageError(f"max_steps must be an integer of at least 1, got {max_steps!r}")
+            out["recursion_limit"] = max_steps
+        return out
+
+
+class _Watch:
+    """What is seen of one run while it goes on."""
+
+    def __init__(self, app: AgentApp, config: RunnableConfig) -> None:
+        self.runs: list[WorkflowRun] = []
+        self._limit = config.get("recursion_limit") or (app.config or {}).get("recursion_limit") or 0
+        self._state: Mapping[str, Any] = {}
+        self._interrupts: list[Any] = []
+        self._paused = False
+        self._error: Exception | None = None
+        self._outcome: RunOutcome | None = None
+
+    def take(self, mode: str, chunk: Any) -> None:
+        if mode == "values":
+            if isinstance(chunk, Mapping):
+                self._state = {k: v for k, v in chunk.items() if k != _INTERRUPT}
+            else:
+                self._state = {"__root__": chunk}
+        elif isinstance(chunk, Mapping) and _INTERRUPT in chunk:
+            self._paused = True
+            self._interrupts += chunk[_INTERRUPT]
+
+    def stopped(self, error: Exception) -> None:
+        if isinstance(error, GraphRecursionError):
+            self._outcome = "limit"
+        elif isinstance(error, UsageError | SetupError):
+            raise error
+        else:
+            self._outcome, self._error = "error", error
+
+    def result(self) -> RunResult:
+        return RunResult(
+            state=self._state,
+            outcome=self._outcome or ("paused" if self._paused else "done"),
+            interrupts=tuple(self._interrupts),
+            error=self._error,
+            runs=tuple(self.runs),
+            max_steps=self._limit,
+        )

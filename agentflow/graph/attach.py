@@ -1,0 +1,68 @@
+"""``attach``: agentflow's events for a graph that exists already, by one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langgraph.graph.state import CompiledStateGraph
+
+from agentflow.engine.base import Engine
+from agentflow.errors import UsageError
+from agentflow.graph._scopes import Binding
+from agentflow.graph.app import AgentApp
+from agentflow.graph.handler import AgentflowHandler
+
+__all__ = ["attach", "binding_of"]
+
+
+def attach(
+    graph: CompiledStateGraph[Any, Any, Any, Any],
+    engine: Engine,
+    *,
+    name: str | None = None,
+    tenant: str | None = None,
+    max_steps: int | None = None,
+) -> AgentApp:
+    """A copy of a compiled graph whose runs tell ``engine`` what happens in them.
+
+    Works for any compiled graph, those of ``create_agent`` included; the graph itself is not changed, and the
+    copy is used like it, with :meth:`AgentApp.run` on top. The models in the graph stay the ones it was
+    built with: use ``AgentflowChat(engine)`` there, so that the calls reach the engine too.
+
+    ``name`` names the graph and ``tenant`` who pays, in events. ``max_steps`` is a bound on its steps.
+    """
+    if not isinstance(graph, CompiledStateGraph):
+        raise UsageError(f"attach() takes a compiled graph, not {type(graph).__name__}; call .compile() first")
+    if not isinstance(engine, Engine):
+        raise UsageError(f"attach() takes an engine, not {type(engine).__name__}; for a chat model, give its engine")
+    binding = binding_of(graph, engine=engine, name=name, tenant=tenant)
+    return AgentApp.of(graph, AgentflowHandler(binding), max_steps=max_steps)
+
+
+def binding_of(
+    graph: CompiledStateGraph[Any, Any, Any, Any],
+    *,
+    engine: Engine | None,
+    model: Any = None,
+    name: str | None = None,
+    tenant: str | None = None,
+    agents: frozenset[str] = frozenset(),
+) -> Binding:
+    """What can be said of a compiled graph beforehand: its edges, and the labels of its branches."""
+    builder = graph.builder
+    successors: dict[str, list[str]] = {}
+    for start, end in sorted(builder._all_edges):
+        successors.setdefault(start, []).append(end)
+    labels = {
+        node: {label: end for spec in specs.values() for label, end in (spec.ends or {}).items()}
+        for node, specs in builder.branches.items()
+    }
+    return Binding(
+        engine=engine,
+        model=model,
+        graph=name or graph.get_name(),
+        tenant=tenant,
+        successors={k: tuple(v) for k, v in successors.items()},
+        labels=labels,
+        agents=agents,
+    )

@@ -1,0 +1,459 @@
+"""The callback handler that turns LangChain's callbacks about a graph into agentflow's events.
+
+LangChain swallows errors of handlers, so this one counts its own in :attr:`AgentflowHandler.errors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, TypeVar
+from uuid import UUID
+
+from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
+from langgraph.errors import GraphBubbleUp, GraphInterrupt, GraphRecursionError
+from langgraph.types import Command, Send
+
+from agentflow.engine.base import Completion, Engine, Timings, Usage
+from agentflow.engine.context import binder, current, current_run, handled_tool_run
+from agentflow.engine.workflow import WorkflowRun
+from agentflow.events import (
+    MAX_FIELD_CHARS,
+    AgentEnded,
+    AgentStarted,
+    StateSuperseded,
+    ToolEnded,
+    ToolOutcome,
+    ToolStarted,
+    WorkflowEnded,
+    WorkflowOutcome,
+    WorkflowPaused,
+)
+from agentflow.graph._scopes import Binding, NodeScope, RootScope, ToolScope, workflows_of
+
+__all__ = ["AgentflowHandler", "NodeBinder", "collected_runs"]
+
+log = logging.getLogger(__name__)
+F = TypeVar("F", bound=Callable[..., None])
+
+#: Where root runs put the workflow runs they begin, for the caller's report.
+collected_runs: ContextVar[list[WorkflowRun] | None] = ContextVar("agentflow_collected_runs", default=None)
+
+_Scope = RootScope | NodeScope
+
+
+def _counted(method: F) -> F:
+    """Count an error instead of letting LangChain log and forget it."""
+
+    @functools.wraps(method)
+    def guarded(self: AgentflowHandler, *args: Any, **kwargs: Any) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception:
+            self.errors[method.__name__] = self.errors.get(method.__name__, 0) + 1
+            if self.errors[method.__name__] == 1:
+                log.exception("agentflow's %s failed; the graph goes on, its events are incomplete", method.__name__)
+
+    return guarded  # type: ignore[return-value]
+
+
+class NodeBinder:
+    """Begins the workflow of a chat model's engine, and the step of its agent, at the first call in a node."""
+
+    __slots__ = ("handler", "node")
+
+    def __init__(self, handler: AgentflowHandler, node: NodeScope) -> None:
+        self.handler = handler
+        self.node = node
+
+    def __call__(self, engine: Engine) -> WorkflowRun:
+        return self.handler.bind(self.node, engine)
+
+
+class AgentflowHandler(GraphCallbackHandler):
+    """Follows every run of the graphs it is attached to. Thread-safe; its state is freed as runs end.
+
+    All handlers are equal, so that a graph attached inside an attached graph is followed once, by the outer
+    one. ``errors`` counts this handler's own errors per callback.
+    """
+
+    run_inline = True
+    raise_error = False
+
+    def __init__(self, binding: Binding | None = None, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.binding = binding or Binding()
+        self.errors: dict[str, int] = {}
+        self._clock = clock
+        self._scopes: dict[UUID, _Scope] = {}
+        self._branches: dict[UUID, NodeScope] = {}
+        self._tools: dict[UUID, ToolScope] = {}
+        self._models: dict[UUID, tuple[NodeScope, float]] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AgentflowHandler)
+
+    def __hash__(self) -> int:
+        return hash(AgentflowHandler)
+
+    @property
+    def remembered(self) -> int:
+        """How many LangChain runs it remembers now; 0 when no graph runs."""
+        return len(self._scopes) + len(self._branches) + len(self._tools) + len(self._models)
+
+    # ------------------------------------------------------------------ graphs, nodes and what runs in them
+
+    @_counted
+    def on_chain_start(
+        self,
+        serialized: Any,
+        inputs: Any,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: Sequence[str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        parent = self._scopes.get(parent_run_id) if parent_run_id is not None else None
+        metadata = metadata or {}
+        if parent is None:
+            if self.binding.engine is not None or "ls_integration" in metadata:
+                self._begin_root(run_id, metadata, kwargs.get("name"), inputs)
+            return
+        root = parent if isinstance(parent, RootScope) else parent.root
+        root.below.add(run_id)
+        kind = _kind(tags)
+        if kind == "node":
+            self._scopes[run_id] = self._begin_node(root, parent, run_id, metadata)
+            return
+        self._scopes[run_id] = parent
+        if kind == "branch" and isinstance(parent, NodeScope) and parent.run_id == parent_run_id:
+            self._branches[run_id] = parent
+
+    @_counted
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        branch = self._branches.pop(run_id, None)
+        if branch is not None:
+            branch.route += _destinations(outputs, branch.root.binding.labels.get(branch.node) or {})
+        self._end(run_id, outputs, None)
+
+    @_counted
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        self._branches.pop(run_id, None)
+        self._end(run_id, None, error)
+
+    @_counted
+    def on_interrupt(self, event: GraphInterruptEvent) -> None:
+        scope = self._scopes.get(event.run_id) if event.run_id is not None else None
+        if isinstance(scope, RootScope) and scope.run_id == event.run_id:
+            scope.interrupted = True
+
+    def _begin_root(self, run_id: UUID, metadata: Mapping[str, Any], name: str | None, inputs: Any) -> None:
+        root = RootScope(run_id, self.binding, metadata, name, inputs)
+        self._scopes[run_id] = root
+        if self.binding.engine is not None:
+            self._run_on(root, self.binding.engine)
+
+    def _run_on(self, root: RootScope, engine: Engine) -> WorkflowRun:
+        known = id(engine) in root.runs
+        run = root.run_on(engine)
+        collected = collected_runs.get()
+        if not known and collected is not None:
+            collected.append(run)
+        return run
+
+    def _begin_node(self, root: RootScope, parent: _Scope, run_id: UUID, metadata: Mapping[str, Any]) -> NodeScope:
+        name = str(metadata.get("langgraph_node", ""))
+        task = str(metadata.get("langgraph_checkpoint_ns", run_id))
+        outer = parent.branch if isinstance(parent, NodeScope) else None
+        failed_before = root.failed.get(task, 0)
+        own = _own_branch(metadata.get("langgraph_path"), task, outer)
+        node = NodeScope(
+            root=root,
+            run_id=run_id,
+            node=name,
+            agent=str(metadata.get("lc_agent_name") or name)[:MAX_FIELD_CHARS],
+            branch=outer if own is None else _attempt(own, failed_before),
+            task=task,
+            nested=isinstance(parent, NodeScope),
+            failed_before=failed_before,
+            own_branch=own,
+            before=(current.get(), current_run.get(), binder.get()),
+        )
+        run = self._main_run(root)
+        agent, step = root.last_agent.get(node.branch) or root.last_agent.get(outer) or (node.agent, None)
+        current_run.set(run)
+        binder.set(NodeBinder(self, node))
+        if run is not None:
+            current.set(run.coordinates(agent, step=step, branch=node.branch))
+        return node
+
+    def _main_run(self, root: RootScope) -> WorkflowRun | None:
+        """The run on the engine that was given, or else on the engine used first."""
+        engine = root.binding.engine
+        return root.runs.get(id(engine)) if engine is not None else next(iter(root.runs.values()), None)
+
+    def bind(self, node: NodeScope, engine: Engine) -> WorkflowRun:
+        """A chat model of ``engine`` is about to be called in ``node``."""
+        run = self._run_on(node.root, engine)
+        self._announce(node, run)
+        return run
+
+    def _announce(self, node: NodeScope, run: WorkflowRun) -> None:
+        """The node has turned out to be an agent: say so once, and put its coordinates on what follows."""
+        step = node.steps.get(id(run))
+        if step is None:
+            step = node.steps[id(run)] = run.next_step()
+            run.emit(AgentStarted, agent=node.agent, step=step)
+            node.root.last_agent[node.branch] = (node.agent, step)
+        current_run.set(run)
+        current.set(run.coordinates(node.agent, step=step, branch=node.branch))
+
+    def _end(self, run_id: UUID, outputs: Any, error: BaseException | None) -> None:
+        scope = self._scopes.pop(run_id, None)
+        if scope is None:
+            return
+        if isinstance(scope, RootScope):
+            if scope.run_id == run_id:
+                self._end_root(scope, error)
+            else:
+                scope.below.discard(run_id)
+            return
+        scope.root.below.discard(run_id)
+        if scope.run_id == run_id:
+            self._end_node(scope, outputs, error)
+
+    def _end_node(self, node: NodeScope, outputs: Any, error: BaseException | None) -> None:
+        root = node.root
+        if isinstance(error, GraphInterrupt) and not node.nested:
+            root.interrupted = True
+        following = self._next(node, outputs) if error is None else ()
+        failed = error is not None and not isinstance(error, GraphBubbleUp)
+        for run in root.runs.values():
+            step = node.steps.get(id(run))
+            if step is None:
+                continue
+            run.emit(AgentEnded, agent=node.agent, step=step, next=following)
+            if isinstance(error, asyncio.CancelledError) and node.branch is not None:
+                run.emit(StateSuperseded, agent=node.agent, step=step, branch=node.branch)
+            if error is None and node.failed_before and node.own_branch is not None:
+                for attempt in range(node.failed_before):
+                    earlier = _attempt(node.own_branch, attempt)
+                    run.emit(StateSuperseded, agent=node.agent, step=step, branch=earlier)
+            elif error is None and node.failed_before:
+                run.emit(StateSuperseded, agent=node.agent, step=step)
+        if failed:
+            root.failed[node.task] = root.failed.get(node.task, 0) + 1
+        else:
+            root.failed.pop(node.task, None)
+        if node.branch is not None:
+            root.last_agent.pop(node.branch, None)
+        if node.before is not None:
+            at, run_before, bound = node.before
+            current.set(at)
+            current_run.set(run_before)
+            binder.set(bound)
+
+    def _next(self, node: NodeScope, outputs: Any) -> tuple[str, ...]:
+        """The agents that run after ``node``, as far as the graph tells by edges, branches and commands."""
+        if node.nested:
+            return ()
+        binding = node.root.binding
+        targets = [*binding.successors.get(node.node, ()), *node.route]
+        if isinstance(outputs, Command):
+            targets += _destinations(outputs.goto, {})
+        found: dict[str, None] = {}
+        for target in targets:
+            found.update(dict.fromkeys(_agents_behind(target, binding)))
+        return tuple(found)[:256]
+
+    def _end_root(self, root: RootScope, error: BaseException | None) -> None:
+        for run_id in root.below:
+            self._scopes.pop(run_id, None)
+            self._branches.pop(run_id, None)
+            self._tools.pop(run_id, None)
+            self._models.pop(run_id, None)
+        paused = root.interrupted and (error is None or isinstance(error, GraphInterrupt))
+        for run in root.runs.values():
+            if not workflows_of(run.engine).leave(run, paused=paused):
+                continue
+            if paused:
+                run.emit(WorkflowPaused)
+            else:
+                run.emit(WorkflowEnded, outcome=_outcome(error))
+
+    # ------------------------------------------------------------------ model calls
+
+    @_counted
+    def on_chat_model_start(
+        self, serialized: Any, messages: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
+        node = self._scopes.get(parent_run_id) if parent_run_id is not None else None
+        if not isinstance(node, NodeScope):
+            return
+        node.root.below.add(run_id)
+        self._models[run_id] = (node, self._clock())
+        engine = node.root.binding.engine
+        if engine is not None:
+            self._announce(node, self._run_on(node.root, engine))
+        else:
+            current_run.set(None)
+            binder.set(NodeBinder(self, node))
+
+    @_counted
+    def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        node, started = self._models.pop(run_id, (None, 0.0))
+        if node is None:
+            return
+        node.root.below.discard(run_id)
+        run = self._main_run(node.root)
+        message = getattr(response.generations[0][0], "message", None) if response.generations else None
+        if run is None or message is None or message.response_metadata.get("request_id"):
+            return  # agentflow's own chat model has recorded the call itself
+        used = message.usage_metadata or {}
+        usage = Usage(
+            prompt_tokens=used.get("input_tokens", 0),
+            completion_tokens=used.get("output_tokens", 0),
+            cached_device=(used.get("input_token_details") or {}).get("cache_read", 0),
+        )
+        done = Completion(
+            request_id=str(run_id),
+            text="",
+            token_ids=(),
+            finish="stop",
+            usage=usage,
+            timings=Timings(total=self._clock() - started),
+        )
+        run.record(run.coordinates(node.agent, step=node.steps.get(id(run)), branch=node.branch), done)
+
+    @_counted
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        node, _ = self._models.pop(run_id, (None, 0.0))
+        if node is not None:
+            node.root.below.discard(run_id)
+
+    # ------------------------------------------------------------------ tools that do not emit events themselves
+
+    @_counted
+    def on_tool_start(
+        self,
+        serialized: Any,
+        input_str: str,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tool_call_id: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        scope = self._scopes.get(parent_run_id) if parent_run_id is not None else None
+        if not isinstance(scope, NodeScope):
+            return
+        scope.root.below.add(run_id)
+        self._scopes[run_id] = scope
+        run = self._main_run(scope.root)
+        if handled_tool_run.get() == run_id or run is None:
+            return
+        at = current.get()
+        name = str((serialized or {}).get("name") or kwargs.get("name") or "")[:MAX_FIELD_CHARS]
+        call_id = str(tool_call_id or run_id)[:MAX_FIELD_CHARS]
+        run.emit(ToolStarted, agent=at.agent, step=at.step, tool=name, call_id=call_id)
+        self._tools[run_id] = ToolScope(run, scope, name, call_id, at.agent, at.step, self._clock())
+
+    @_counted
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self._end_tool(run_id, "error" if getattr(output, "status", None) == "error" else "ok")
+
+    @_counted
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        outcome: ToolOutcome = "error"
+        if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GraphBubbleUp):
+            outcome = "cancelled"
+        elif isinstance(error, TimeoutError):
+            outcome = "timeout"
+        self._end_tool(run_id, outcome)
+
+    def _end_tool(self, run_id: UUID, outcome: ToolOutcome) -> None:
+        scope = self._scopes.pop(run_id, None)
+        if isinstance(scope, NodeScope):
+            scope.root.below.discard(run_id)
+        tool = self._tools.pop(run_id, None)
+        if tool is None:
+            return
+        tool.run.emit(
+            ToolEnded,
+            agent=tool.agent,
+            step=tool.step,
+            tool=tool.tool,
+            call_id=tool.call_id,
+            duration=max(0.0, self._clock() - tool.started),
+            outcome=outcome,
+        )
+
+
+def _kind(tags: Sequence[str] | None) -> str:
+    for tag in tags or ():
+        if tag.startswith("graph:step:"):
+            return "node"
+        if tag.startswith("seq:step:"):
+            return "branch"
+    return ""
+
+
+def _own_branch(path: Any, task: str, outer: str | None) -> str | None:
+    """A name for the fan-out task (``Send``) that a node runs as; None for a node on the main line."""
+    if not (isinstance(path, tuple | list) and path and path[0] == "__pregel_push"):
+        return None
+    last = task.rpartition("|")[2]
+    return f"{outer}/{last}"[-200:] if outer else last[-200:]
+
+
+def _attempt(branch: str, failed_before: int) -> str:
+    """The branch name of one attempt; later attempts have names of their own."""
+    return f"{branch}#{failed_before + 1}" if failed_before else branch
+
+
+def _destinations(chosen: Any, labels: Mapping[Any, str]) -> list[str]:
+    """Names of the nodes that a branch function's answer, or a command's ``goto``, stands for."""
+    items = chosen if isinstance(chosen, list | tuple) and not isinstance(chosen, Send) else [chosen]
+    names: list[Any] = []
+    for item in items:
+        if isinstance(item, Send):
+            names.append(item.node)
+        elif isinstance(item, str | int):
+            names.append(labels.get(item, item))
+    return [n for n in names if isinstance(n, str)]
+
+
+def _agents_behind(target: str, binding: Binding) -> list[str]:
+    """The agents that ``target`` leads to by plain edges; itself, when nobody said which nodes are agents."""
+    if target.startswith("__"):
+        return []
+    if not binding.agents:
+        return [target]
+    found: list[str] = []
+    seen = {target}
+    todo = [target]
+    while todo:
+        node = todo.pop(0)
+        if node in binding.agents:
+            found.append(node)
+            continue
+        for after in binding.successors.get(node, ()):
+            if after not in seen and not after.startswith("__"):
+                seen.add(after)
+                todo.append(after)
+    return found
+
+
+def _outcome(error: BaseException | None) -> WorkflowOutcome:
+    if error is None or isinstance(error, GraphBubbleUp):
+        return "done"
+    if isinstance(error, asyncio.CancelledError | GeneratorExit | KeyboardInterrupt):
+        return "cancelled"
+    if isinstance(error, GraphRecursionError):
+        return "limit"
+    return "error"
