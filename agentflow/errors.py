@@ -20,6 +20,7 @@
     |   +-- EngineDied              the engine's processes are gone
     |   +-- EngineTimeout           no answer within the time limit
     |   +-- RemoteError             the remote server answered with an error
+    +-- CallAborted                 the call was stopped by abort(); nothing is wrong with the engine
     +-- EventError                  an event or hint that cannot be read
     +-- OutputError                 the model's answer does not fit what was asked for
     |   +-- OutputTruncated         cut at the token limit before it was complete
@@ -39,6 +40,7 @@ __all__ = [
     "AgentflowError",
     "BadRequest",
     "BadSampling",
+    "CallAborted",
     "EmptyPrompt",
     "EngineAlreadyRunning",
     "EngineClosed",
@@ -137,6 +139,10 @@ class RemoteError(EngineFailure):
     def __init__(self, message: str, *, status: int = 0) -> None:
         super().__init__(message)
         self.status = status
+
+
+class CallAborted(AgentflowError, RuntimeError):
+    """The call was stopped by ``abort()`` before its answer was complete. Not retried by LangGraph."""
 
 
 class EventError(AgentflowError):
