@@ -295,8 +295,9 @@ class AgentflowHandler(GraphCallbackHandler):
         node = self._scopes.get(parent_run_id) if parent_run_id is not None else None
         if not isinstance(node, NodeScope):
             return
-        node.root.below.add(run_id)
-        self._models[run_id] = (node, self._clock())
+        if (kwargs.get("invocation_params") or {}).get("_type") != "agentflow":  # that one records its calls itself
+            node.root.below.add(run_id)
+            self._models[run_id] = (node, self._clock())
         engine = node.root.binding.engine
         if engine is not None:
             self._announce(node, self._run_on(node.root, engine))
@@ -312,8 +313,8 @@ class AgentflowHandler(GraphCallbackHandler):
         node.root.below.discard(run_id)
         run = self._main_run(node.root)
         message = getattr(response.generations[0][0], "message", None) if response.generations else None
-        if run is None or message is None or message.response_metadata.get("request_id"):
-            return  # agentflow's own chat model has recorded the call itself
+        if run is None or message is None:
+            return
         used = message.usage_metadata or {}
         usage = Usage(
             prompt_tokens=used.get("input_tokens", 0),
