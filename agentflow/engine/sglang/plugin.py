@@ -27,7 +27,7 @@ def register() -> None:
 
         for target, hook in scheduler.hooks().items():
             HookRegistry.register(target, hook, HookType.AROUND)
-    if multiprocessing.parent_process() is None and "agentflow.engine.embedded" not in sys.modules:
+    if multiprocessing.parent_process() is None and "agentflow.engine.sglang.launch" not in sys.modules:
         from agentflow.engine.sglang import http
 
         for target, hook in http.hooks().items():
