@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from agentflow.cache.ledger import CallRef, Ledger, NodeRecord
 from agentflow.errors import UsageError
@@ -28,6 +28,7 @@ __all__ = [
     "Item",
     "Observation",
     "Policy",
+    "PolicySpec",
     "Prefetch",
     "Score",
     "Touched",
@@ -35,6 +36,7 @@ __all__ = [
     "make_policies",
     "policy_names",
     "register_policy",
+    "spec_name",
 ]
 
 
@@ -54,10 +56,14 @@ class CallArrived(NamedTuple):
 
 
 class CallFinished(NamedTuple):
-    """A request left the scheduler, done or aborted."""
+    """A request left the scheduler, done or aborted. Tokens are those of its prompt, of those the cached
+    ones, and of its answer."""
 
     request: str
     call: CallRef
+    tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
 
 
 class Evicted(NamedTuple):
@@ -119,7 +125,7 @@ class Explanation:
 class Policy:
     """Base of all policies; every method has a default that does nothing.
 
-    One owner drives a policy from one thread. ``ledger`` is shared by the policies of a runtime and is
+    A subclass may take options as keyword-only arguments of JSON-ready types. One owner drives a policy from one thread. ``ledger`` is shared by the policies of a runtime and is
     up to date when a policy's method is called. An exception in any method is counted and logged, and the
     policy's opinion is left out from then on; the request is not affected.
     """
@@ -155,7 +161,10 @@ class Policy:
         return None
 
 
-PolicyFactory = Callable[[Ledger, Callable[[], float]], Policy]
+#: Makes a policy: ``factory(ledger, clock, **options)``.
+PolicyFactory = Callable[..., Policy]
+#: A policy's name, or a mapping with ``name`` and its options (JSON-ready, so that it can travel).
+PolicySpec = str | Mapping[str, Any]
 _REGISTRY: dict[str, PolicyFactory] = {}
 
 
@@ -174,18 +183,29 @@ def policy_names() -> list[str]:
     return sorted(_REGISTRY)
 
 
-def make_policies(names: Sequence[str], ledger: Ledger, clock: Callable[[], float]) -> list[Policy]:
-    """Policies by name, in order of precedence. Raises :class:`~agentflow.errors.UsageError` for an unknown name.
+def spec_name(spec: PolicySpec) -> str:
+    """The name in a policy's specification."""
+    return spec if isinstance(spec, str) else str(spec.get("name", ""))
 
-    ``module:Class`` names a policy class of the user's own.
+
+def make_policies(specs: Sequence[PolicySpec], ledger: Ledger, clock: Callable[[], float]) -> list[Policy]:
+    """Policies in order of precedence, from names or mappings of ``name`` and options.
+
+    ``module:Class`` names a policy class of the user's own. Raises :class:`~agentflow.errors.UsageError` for an
+    unknown name or options that the policy does not take.
     """
     _load_builtin()
     out: list[Policy] = []
-    for name in names:
+    for spec in specs:
+        name = spec_name(spec)
         factory = _REGISTRY.get(name) or _import(name)
         if factory is None:
             raise UsageError(f"unknown policy {name!r}; known: {', '.join(sorted(_REGISTRY))}, or module:Class")
-        out.append(factory(ledger, clock))
+        options = {} if isinstance(spec, str) else {k: v for k, v in spec.items() if k != "name"}
+        try:
+            out.append(factory(ledger, clock, **options))
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"policy {name!r} does not take these options: {error}") from error
     return out
 
 

@@ -22,9 +22,11 @@ from agentflow.cache.policy import (
     Forecast,
     Observation,
     Policy,
+    PolicySpec,
     Score,
     WaitingCall,
     make_policies,
+    spec_name,
 )
 from agentflow.events import Event
 from agentflow.runtime.log import DecisionLog
@@ -41,12 +43,12 @@ OBSERVE_FAILURES = 10
 class Runtime:
     """Drives policies on one stream of observations. One owner, one thread.
 
-    ``policies`` are names or objects, in order of precedence. ``clock`` gives seconds.
+    ``policies`` are names, or mappings of ``name`` and options, in order of precedence. ``clock`` gives seconds.
     """
 
     def __init__(
         self,
-        policies: Sequence[str] = ("lifecycle",),
+        policies: Sequence[PolicySpec] = ("lifecycle",),
         *,
         clock: Callable[[], float] = time.time,
         limits: Limits | None = None,
@@ -59,10 +61,11 @@ class Runtime:
         self._failures: Counter[str] = Counter()
         self.set_policies(policies)
 
-    def set_policies(self, names: Sequence[str]) -> None:
+    def set_policies(self, specs: Sequence[PolicySpec]) -> None:
         """Go on with other policies; the ledger, the log and the counters stay."""
-        self.policies: list[Policy] = make_policies(names, self.ledger, self.clock)
-        self.names = tuple(names)
+        self.policies: list[Policy] = make_policies(specs, self.ledger, self.clock)
+        self.specs = tuple(specs)
+        self.names = tuple(map(spec_name, specs))
         self._failures.clear()
         self._rebuild()
 

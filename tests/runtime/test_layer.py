@@ -1,11 +1,11 @@
 """The four primitives, their order of precedence, and that no policy can hurt."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from agentflow.cache.ledger import CallRef, NodeRecord
+from agentflow.cache.ledger import CallRef, Ledger, NodeRecord
 from agentflow.cache.policy import (
     Explanation,
     Observation,
@@ -200,3 +200,19 @@ def test_the_log_is_bounded_and_numbers_stay() -> None:
     assert [d.seq for d in log.since(23)] == [24, 25]
     assert log.since(25) == []
     assert log.settle(1, "used") is None
+
+
+class Tuned(Policy):
+    name = "tuned"
+
+    def __init__(self, ledger: Ledger, clock: Callable[[], float], *, weight: float = 1.0) -> None:
+        super().__init__(ledger, clock)
+        self.weight = weight
+
+
+def test_options_reach_the_policy_and_unknown_ones_are_refused() -> None:
+    runtime = Runtime([{"name": f"{__name__}:Tuned", "weight": 2.0}, "lifecycle"])
+    assert isinstance(runtime.policies[0], Tuned)
+    assert runtime.policies[0].weight == 2.0
+    with pytest.raises(UsageError, match="does not take these options"):
+        Runtime([{"name": "lifecycle", "weight": 2.0}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -14,7 +15,7 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import register_tree_
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from agentflow.cache.ledger import CallRef
-from agentflow.cache.policy import CallArrived, CallFinished
+from agentflow.cache.policy import CallArrived, CallFinished, PolicySpec
 from agentflow.engine.base import Coordinates
 from agentflow.engine.sglang import wire
 from agentflow.engine.sglang.clock import StreamClock
@@ -27,7 +28,7 @@ __all__ = ["AgentRadixCache", "BACKEND", "POLICIES_VARIABLE", "create"]
 logger = logging.getLogger("agentflow.engine")
 
 BACKEND = "agentflow"
-#: Environment variable with the policies to start with, separated by commas.
+#: Environment variable with the policies to start with: names separated by commas, or a JSON list.
 POLICIES_VARIABLE = "AGENTFLOW_POLICIES"
 #: Decisions that ride back with one request.
 DECISIONS_PER_REQUEST = 64
@@ -39,7 +40,7 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
     runtime: Runtime
     tree_core: AgentTreeCore
 
-    def __init__(self, params: Any, *, policies: Sequence[str], shared_time: bool) -> None:
+    def __init__(self, params: Any, *, policies: Sequence[PolicySpec], shared_time: bool) -> None:
         self.clock: Callable[[], float] = StreamClock() if shared_time else time.time
         self.runtime = Runtime(policies, clock=self.clock)
         register = partial(AgentTreeCore, runtime=self.runtime)
@@ -48,7 +49,7 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         params.tree_core_backend = backend
         super().__init__(params)
 
-    def configure(self, policies: Sequence[str], *, audit: bool = False) -> None:
+    def configure(self, policies: Sequence[PolicySpec], *, audit: bool = False) -> None:
         """Run with other policies from now on, with an empty ledger; the cache should be empty too."""
         runtime = Runtime(policies, clock=self.clock)
         self.runtime = self.tree_core.runtime = runtime
@@ -102,7 +103,9 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
 
     def _finished(self, req: Any, state: AgentRequest) -> None:
         if self.runtime.watches_nodes:
-            self.runtime.observe(CallFinished(req.rid, state.call))
+            self.runtime.observe(
+                CallFinished(req.rid, state.call, len(req.origin_input_ids), req.cached_tokens, len(req.output_ids))
+            )
         mine = [d for d in self.runtime.log.since(state.first_seq) if d.request == req.rid]
         tokens = len(req.output_ids)
         if mine and tokens:
@@ -125,6 +128,7 @@ class AgentRequest:
 
 def create(ctx: Any) -> Any:
     """The factory that SGLang's registry calls. HiCache, if enabled, is attached by SGLang as usual."""
-    names = [n.strip() for n in os.environ.get(POLICIES_VARIABLE, "lifecycle").split(",") if n.strip()]
-    cache_class: Any = partial(AgentRadixCache, policies=names, shared_time=ctx.tp_size > 1)
+    raw = os.environ.get(POLICIES_VARIABLE, "lifecycle").strip()
+    specs = json.loads(raw) if raw.startswith("[") else [n.strip() for n in raw.split(",") if n.strip()]
+    cache_class: Any = partial(AgentRadixCache, policies=specs, shared_time=ctx.tp_size > 1)
     return create_unified_radix_cache(ctx, cache_class=cache_class)

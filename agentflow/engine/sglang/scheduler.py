@@ -113,9 +113,9 @@ def answer(scheduler: Any, method: str, body: Mapping[str, Any]) -> dict[str, An
 
 def _configure(scheduler: Any, cache: AgentRadixCache, body: Mapping[str, Any]) -> dict[str, Any]:
     policies = body.get("policies")
-    if policies is not None and not (isinstance(policies, list) and all(isinstance(p, str) for p in policies)):
-        raise UsageError("policies must be a list of names")
-    names = cache.runtime.names if policies is None else policies
+    if policies is not None and not (isinstance(policies, list) and all(isinstance(p, str | dict) for p in policies)):
+        raise UsageError("policies must be a list of names, or of objects with a name and options")
+    names = cache.runtime.specs if policies is None else policies
     if body.get("reset", True):
         # Anything that could fail comes first, so that a refused change leaves all as it was.
         from agentflow.runtime import Runtime
