@@ -233,7 +233,7 @@ class _Ready:
         talk: Any = None
         structured: Any = None
         if agent.tools:
-            talk = model.bind_tools(list(tool_executor(agent).tools.values()), **agent.sampling)
+            talk = model.bind_tools(list(tool_executor(agent.tools).tools.values()), **agent.sampling)
         elif agent.output is None:
             talk = sampled
         if agent.output is not None:

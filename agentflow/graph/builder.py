@@ -87,7 +87,7 @@ class AgentGraph(StateGraph[Any, Any, Any, Any]):
             writes=writes,
             history=history,
             producers={},
-            executor=tool_executor(agent) if agent.tools else None,
+            executor=tool_executor(agent.tools) if agent.tools else None,
             writes_state=takes_state,
         )
         self._agents[agent.name] = spec
