@@ -125,9 +125,10 @@ class Explanation:
 class Policy:
     """Base of all policies; every method has a default that does nothing.
 
-    A subclass may take options as keyword-only arguments of JSON-ready types. One owner drives a policy from one thread. ``ledger`` is shared by the policies of a runtime and is
-    up to date when a policy's method is called. An exception in any method is counted and logged, and the
-    policy's opinion is left out from then on; the request is not affected.
+    A subclass may take options as keyword-only arguments of JSON-ready types. One owner drives a policy from
+    one thread. ``ledger`` is shared by the policies of a runtime and is up to date when a policy's method is
+    called. An exception in any method is counted and logged, and the policy's opinion is left out from then
+    on; the request is not affected.
     """
 
     #: The name by which it is chosen.
