@@ -75,6 +75,9 @@ class AgentflowChat(BaseChatModel):
     #: Seconds that a call may take; None means no limit.
     time_limit: float | None = None
 
+    def __init__(self, engine: Engine, **options: Any) -> None:
+        super().__init__(engine=engine, **options)
+
     @property
     def _llm_type(self) -> str:
         return "agentflow"
@@ -216,6 +219,7 @@ class AgentflowChat(BaseChatModel):
         request_id = options.pop("request_id", None)
         sampling = self._sampling(options, stop, room=self.engine.context_length - len(prompt.token_ids))
         run = run_for(self.engine)  # sets the coordinates where the graph was not attached to this engine
+        run = run_for(self.engine)
         at = current.get()
         call = Call(
             token_ids=prompt.token_ids,
