@@ -29,11 +29,11 @@ binder: ContextVar[Callable[[Engine], WorkflowRun] | None] = ContextVar("agentfl
 def run_for(engine: Engine) -> WorkflowRun | None:
     """The workflow run on ``engine`` that this context belongs to, None outside of any graph.
 
-    Whoever is about to call ``engine`` asks this first and reads :data:`current` after it: inside a graph that was
-    not attached to the engine, this is what begins the workflow.
+    Whoever is about to call ``engine`` asks this first and reads :data:`current` after it: inside a graph's node
+    this is what begins the agent's step, and the workflow if it is the first.
     """
-    run = current_run.get()
-    if run is not None and run.engine is engine:
-        return run
     bind = binder.get()
-    return bind(engine) if bind is not None else None
+    if bind is not None:
+        return bind(engine)
+    run = current_run.get()
+    return run if run is not None and run.engine is engine else None

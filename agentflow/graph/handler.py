@@ -295,15 +295,13 @@ class AgentflowHandler(GraphCallbackHandler):
         node = self._scopes.get(parent_run_id) if parent_run_id is not None else None
         if not isinstance(node, NodeScope):
             return
-        if (kwargs.get("invocation_params") or {}).get("_type") != "agentflow":  # that one records its calls itself
-            node.root.below.add(run_id)
-            self._models[run_id] = (node, self._clock())
-        engine = node.root.binding.engine
-        if engine is not None:
-            self._announce(node, self._run_on(node.root, engine))
-        else:
-            current_run.set(None)
-            binder.set(NodeBinder(self, node))
+        binder.set(NodeBinder(self, node))
+        if (kwargs.get("invocation_params") or {}).get("_type") == "agentflow":
+            return  # that one asks the binder for its engine's run, and records its calls itself
+        node.root.below.add(run_id)
+        self._models[run_id] = (node, self._clock())
+        if node.root.binding.engine is not None:
+            self._announce(node, self._run_on(node.root, node.root.binding.engine))
 
     @_counted
     def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
