@@ -127,7 +127,8 @@ class AgentflowHandler(GraphCallbackHandler):
         root = parent if isinstance(parent, RootScope) else parent.root
         root.below.add(run_id)
         kind = _kind(tags)
-        if kind == "node":
+        inner = isinstance(parent, NodeScope) and metadata.get("langgraph_checkpoint_ns", parent.task) != parent.task
+        if kind == "node" or (kind == "branch" and inner):  # the latter is a @task of the functional API
             self._scopes[run_id] = self._begin_node(root, parent, run_id, metadata)
             return
         self._scopes[run_id] = parent
