@@ -76,7 +76,7 @@ class AgentflowChat(BaseChatModel):
     time_limit: float | None = None
 
     def __init__(self, engine: Engine, **options: Any) -> None:
-        super().__init__(engine=engine, **options)
+        super().__init__(**{"engine": engine, **options})
 
     @property
     def _llm_type(self) -> str:
@@ -218,7 +218,6 @@ class AgentflowChat(BaseChatModel):
         limit = options.pop("time_limit", self.time_limit)
         request_id = options.pop("request_id", None)
         sampling = self._sampling(options, stop, room=self.engine.context_length - len(prompt.token_ids))
-        run = run_for(self.engine)  # sets the coordinates where the graph was not attached to this engine
         run = run_for(self.engine)
         at = current.get()
         call = Call(
