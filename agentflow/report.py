@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -76,7 +77,7 @@ def agent_rows(runs: Iterable[Mapping[str, AgentReport]]) -> list[AgentRow]:
 
 def agent_table(rows: Iterable[AgentRow], *, title: str = "Agents") -> Table:
     """A table with a row per agent: calls, prompt tokens, cached tokens by tier, answers, model and tool time."""
-    table = Table(title=title, title_justify="left", pad_edge=False)
+    table = Table(title=title, title_justify="left", pad_edge=False, box=SIMPLE_HEAD)
     table.add_column("agent")
     for name in ("calls", "prompt", "cached device", "cached host", "cached %", "answer", "model s", "tools", "tool s"):
         table.add_column(name, justify="right")
@@ -99,22 +100,29 @@ def agent_table(rows: Iterable[AgentRow], *, title: str = "Agents") -> Table:
 def decision_rows(decisions: Iterable[Decision]) -> list[dict[str, Any]]:
     """Decisions grouped by policy, kind and reason, with how many there were and the tokens they concerned.
 
-    The largest groups come first.
+    The names of workflows are left out of the reasons. The largest groups come first.
     """
     groups: dict[tuple[str, str, str], dict[str, Any]] = {}
     for d in decisions:
+        reason = _general(d)
         group = groups.setdefault(
-            (d.policy, d.kind, d.reason),
-            {"policy": d.policy, "kind": d.kind, "reason": d.reason, "count": 0, "tokens": 0},
+            (d.policy, d.kind, reason),
+            {"policy": d.policy, "kind": d.kind, "reason": reason, "count": 0, "tokens": 0},
         )
         group["count"] += 1
         group["tokens"] += d.tokens
     return sorted(groups.values(), key=lambda g: (-g["tokens"], -g["count"], g["reason"]))
 
 
+def _general(decision: Decision) -> str:
+    """The reason without the names of the workflows that it concerns."""
+    words = decision.reason.split(" ")
+    return " ".join(word for word in words if word.rstrip(",.;:") not in decision.workflows)
+
+
 def decision_table(rows: Iterable[Mapping[str, Any]], *, title: str = "What the cache decided") -> Table:
     """A table of :func:`decision_rows`."""
-    table = Table(title=title, title_justify="left", pad_edge=False)
+    table = Table(title=title, title_justify="left", pad_edge=False, box=SIMPLE_HEAD)
     table.add_column("decision")
     table.add_column("why")
     table.add_column("times", justify="right")

@@ -31,7 +31,7 @@ PROTOCOL = frozenset({"agentflow.engine.base"})
 #: Who may import which outside package.
 RESERVED: dict[str, tuple[str, ...]] = {
     "sglang": ("agentflow.engine.sglang", "agentflow.engine.embedded"),
-    "torch": ("agentflow.engine.sglang", "agentflow.engine.models", "agentflow.engine._gguf", "agentflow.cache"),
+    "torch": ("agentflow.engine.sglang", "agentflow.engine._gguf", "agentflow.engine._random_llama", "agentflow.cli.doctor"),
     "langgraph": ("agentflow.graph", "agentflow.engine.chat_model"),
     "langchain_core": ("agentflow.graph", "agentflow.engine.chat_model", "agentflow.engine._chat", "agentflow.tools"),
     "langchain": ("agentflow.graph",),

@@ -44,12 +44,18 @@ def test_rows_sum_over_runs() -> None:
 
 def test_decisions_are_grouped_by_what_and_why_with_the_largest_first() -> None:
     decisions = [
-        Decision(seq=1, time=0.0, kind="evict", policy="lifecycle", reason="workflow ended", tokens=10),
-        Decision(seq=2, time=0.0, kind="evict", policy="lifecycle", reason="pool full", tokens=50),
-        Decision(seq=3, time=0.0, kind="evict", policy="lifecycle", reason="workflow ended", tokens=60),
+        _evict(1, "workflow a-1 ended", 10, "a-1"),
+        _evict(2, "pool full", 50, "a-1", "b-2"),
+        _evict(3, "workflow b-2 ended", 60, "b-2"),
     ]
     rows = decision_rows(decisions)
     assert [(r["reason"], r["count"], r["tokens"]) for r in rows] == [("workflow ended", 2, 70), ("pool full", 1, 50)]
+
+
+def _evict(seq: int, reason: str, tokens: int, *workflows: str) -> Decision:
+    return Decision(
+        seq=seq, time=0.0, kind="evict", policy="lifecycle", reason=reason, tokens=tokens, workflows=workflows
+    )
 
 
 def test_tables_on_a_pipe_are_plain_and_whole() -> None:
