@@ -90,14 +90,8 @@ class CallRun:
 
     async def run(self) -> Outcome:
         """Run the call to its outcome. Raises nothing but ``CancelledError``."""
-        retrying = AsyncRetrying(
-            stop=stop_after_attempt(self.options.retries + 1),
-            wait=wait_exponential_jitter(multiplier=self.options.retry_wait, jitter=self.options.retry_wait, max=30.0),
-            retry=retry_if_exception(self.options.retryable),
-            reraise=True,
-        )
         try:
-            value: Any = await retrying(self._attempt)
+            value = await self._with_retries()
         except asyncio.CancelledError:
             self._end("cancelled")
             raise
@@ -119,6 +113,19 @@ class CallRun:
             return failure
         self._end("error" if getattr(value, "status", None) == "error" else "ok")
         return Outcome(value=value)
+
+    async def _with_retries(self) -> Any:
+        options = self.options
+        if options.retries == 0:
+            return await self._attempt()
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(options.retries + 1),
+            wait=wait_exponential_jitter(multiplier=options.retry_wait, jitter=options.retry_wait, max=30.0),
+            retry=retry_if_exception(options.retryable),
+            reraise=True,
+        )
+        result: Any = await retrying(self._attempt)
+        return result
 
     async def _attempt(self) -> Any:
         async with AsyncExitStack() as stack:
