@@ -375,6 +375,8 @@ class EmbeddedEngine(Engine):
     def _check_call(self, call: Call) -> None:
         self._check_usable()
         check_call(call, context_length=self.context_length, pool_tokens=self.pool_tokens)
+        _check_ids(call.token_ids, self._facts["vocab_size"], "the prompt")
+        _check_ids(call.sampling.forced_tokens or (), self._facts["vocab_size"], "forced_tokens")
 
     def _check_usable(self) -> None:
         check_real_engine_allowed()
@@ -409,6 +411,18 @@ async def _time_limit(call: Call, begun: float) -> AsyncGenerator[None, None]:
             f"call {call.request_id} had no complete answer within its time limit of {call.time_limit:g} seconds;"
             " it was aborted, and what it had computed stays in the cache"
         ) from None
+
+
+def _check_ids(ids: Sequence[int], vocab_size: int, where: str) -> None:
+    # SGLang does not check them, and its scheduler dies of one that is out of range.
+    try:
+        low, high = (min(ids), max(ids)) if ids else (0, 0)
+    except TypeError:
+        raise BadRequest(f"{where} must hold token ids, which are integers") from None
+    if not (isinstance(low, int) and isinstance(high, int) and 0 <= low and high < vocab_size):
+        raise BadRequest(
+            f"{where} holds token id {low if low < 0 else high}; the model has {vocab_size} tokens, from 0"
+        )
 
 
 def _check_platform() -> None:

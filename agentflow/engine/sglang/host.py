@@ -116,6 +116,7 @@ class _Host:
         return {
             "pool_tokens": info["max_total_num_tokens"],
             "context_length": self.manager.context_len,
+            "vocab_size": self.manager.model_config.vocab_size,
             "children": {p.pid: p.name for p in mp.active_children()},
             "device": "cpu" if self.cpu else "accelerator",
         }
