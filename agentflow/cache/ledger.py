@@ -97,10 +97,14 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class CallRef:
-    """A call as the ledger knows it: its thread and its number there. ``thread`` is None for unknown callers."""
+    """A call as the ledger knows it: its thread and its number there. ``thread`` is None for unknown callers.
+
+    A higher ``priority`` is more important.
+    """
 
     thread: Thread | None
     index: int = 0
+    priority: int = 0
 
 
 class NodeRecord:
@@ -108,13 +112,14 @@ class NodeRecord:
 
     ``owners`` maps each thread that touched it to the number of the last call that did. ``anonymous`` says
     that some caller without a workflow touched it. Times are seconds of the ledger's clock. ``path_hash`` is
-    a hash of all tokens from the root to the node's end. ``demoted_by`` and ``prefetched_by`` are the numbers
-    of the decisions that last moved it between tiers, 0 for none.
+    a hash of all tokens from the root to the node's end. ``hits`` counts the calls that used the node, the one
+    that made it included; ``priority`` is the highest of theirs, None before the first. ``demoted_by`` and
+    ``prefetched_by`` are the numbers of the decisions that last moved it between tiers, 0 for none.
     """
 
     __slots__ = (
-        "anonymous", "created", "demoted_by", "hits", "id", "last_access", "owners", "path_hash", "prefetched_by",
-        "prune_at", "tokens",
+        "anonymous", "created", "demoted_by", "hits", "id", "last_access", "last_anonymous", "owners", "path_hash",
+        "prefetched_by", "priority", "prune_at", "tokens",
     )  # fmt: skip
 
     def __init__(self, node_id: int, tokens: int, now: float) -> None:
@@ -123,7 +128,9 @@ class NodeRecord:
         self.created = now
         self.last_access = now
         self.hits = 0
+        self.priority: int | None = None
         self.anonymous = False
+        self.last_anonymous: CallRef | None = None
         self.owners: dict[Thread, int] = {}
         self.prune_at = 32
         self.path_hash = 0
@@ -135,7 +142,9 @@ class NodeRecord:
         head = NodeRecord(new_id, tokens, self.created)
         head.last_access = self.last_access
         head.hits = self.hits
+        head.priority = self.priority
         head.anonymous = self.anonymous
+        head.last_anonymous = self.last_anonymous
         head.owners = dict(self.owners)
         head.prune_at = self.prune_at
         head.demoted_by = self.demoted_by
@@ -184,10 +193,12 @@ class Ledger:
                 self._drop_some()
         return workflow
 
-    def call(self, workflow_id: str | None, agent: str | None, branch: str | None, request: str) -> CallRef:
+    def call(
+        self, workflow_id: str | None, agent: str | None, branch: str | None, request: str, *, priority: int = 0
+    ) -> CallRef:
         """Register a call. A call of an ended workflow brings it back to life: it is evidently running."""
         if workflow_id is None:
-            return CallRef(None)
+            return CallRef(None, 0, priority)
         now = self._clock()
         workflow = self.workflow(workflow_id, now)
         workflow.last_seen = workflow.last_request = now
@@ -205,19 +216,24 @@ class Ledger:
         thread.requests[request] = index
         if len(thread.requests) > 16:
             del thread.requests[next(iter(thread.requests))]
-        return CallRef(thread, index)
+        return CallRef(thread, index, priority)
 
     def touch(self, record: NodeRecord, call: CallRef) -> None:
-        """Note that ``call`` used ``record``. O(1) amortised."""
+        """Note that ``call`` used ``record``; to say it again for the same call counts once. O(1) amortised."""
         record.last_access = self._clock()
-        record.hits += 1
+        if record.priority is None or call.priority > record.priority:
+            record.priority = call.priority
         thread = call.thread
         if thread is None:
             record.anonymous = True
+            if record.last_anonymous is not call:
+                record.last_anonymous = call
+                record.hits += 1
             return
         owners = record.owners
-        if call.index >= owners.get(thread, 0):
+        if call.index > owners.get(thread, -1):
             owners[thread] = call.index
+            record.hits += 1
         if len(owners) > record.prune_at:
             self._prune(record)
 

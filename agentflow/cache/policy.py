@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
+from agentflow.cache.decision import DecisionKind
 from agentflow.cache.ledger import CallRef, Ledger, NodeRecord
 from agentflow.errors import UsageError
 from agentflow.events import Event
@@ -26,9 +27,11 @@ __all__ = [
     "Explanation",
     "Forecast",
     "Item",
+    "Note",
     "Observation",
     "Policy",
     "PolicySpec",
+    "PoolState",
     "Prefetch",
     "Score",
     "Touched",
@@ -57,13 +60,24 @@ class CallArrived(NamedTuple):
 
 class CallFinished(NamedTuple):
     """A request left the scheduler, done or aborted. Tokens are those of its prompt, of those the cached
-    ones, and of its answer."""
+    ones, and of its answer.
+
+    ``host_tokens`` of the cached ones were loaded from the host, which took ``reload_seconds``. It waited
+    ``queue_seconds`` until it first ran, and its prompt was computed in ``prefill_seconds``. Seconds are 0.0
+    where the engine does not tell. ``tool`` is the tool that its answer calls, as recognised from the text, for
+    callers that send no events.
+    """
 
     request: str
     call: CallRef
     tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    host_tokens: int = 0
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    reload_seconds: float = 0.0
+    tool: str | None = None
 
 
 class Evicted(NamedTuple):
@@ -71,6 +85,18 @@ class Evicted(NamedTuple):
 
     node: NodeRecord
     tier: str
+
+
+class PoolState(NamedTuple):
+    """The KV pool at a scheduling step, in tokens: its size, what is free, what running calls hold."""
+
+    total: int
+    free: int
+    held: int = 0
+    running: int = 0
+    waiting: int = 0
+    host_total: int = 0
+    host_free: int = 0
 
 
 @dataclass(slots=True)
@@ -106,8 +132,21 @@ class Prefetch:
     value: float = 0.0
 
 
-Observation = Event | Touched | CallArrived | CallFinished | Evicted
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Write a decision that moves no KV (a pin, a release) into the decision log; the runtime does it."""
+
+    kind: DecisionKind
+    reason: str
+    tokens: int = 0
+    workflow: str | None = None
+    agent: str | None = None
+    terms: Mapping[str, float] = field(default_factory=dict)
+
+
+Observation = Event | Touched | CallArrived | CallFinished | Evicted | PoolState
 Item = NodeRecord | WaitingCall
+#: What the engine carries out.
 Effect = Prefetch
 #: A tuple of floats of fixed length per policy and kind of item; the lowest node is evicted first, the
 #: lowest waiting call runs first. () means no opinion.
@@ -153,13 +192,17 @@ class Policy:
         """What the live workflows will do in the next ``horizon`` steps."""
         return ()
 
-    def act(self) -> Sequence[Effect]:
-        """Effects wanted now. Called between scheduler steps, off the critical path."""
+    def act(self) -> Sequence[Effect | Note]:
+        """Effects wanted now, and decisions to log. Called between scheduler steps, off the critical path."""
         return ()
 
     def explain(self, node: NodeRecord) -> Explanation | None:
         """Why the node has its score; called when it is evicted."""
         return None
+
+    def stats(self) -> Mapping[str, float]:
+        """What the policy has learned and counted, by name, for people."""
+        return {}
 
 
 #: Makes a policy: ``factory(ledger, clock, **options)``.

@@ -20,6 +20,7 @@ from agentflow.cache.policy import (
     Evicted,
     Explanation,
     Forecast,
+    Note,
     Observation,
     Policy,
     PolicySpec,
@@ -87,9 +88,11 @@ class Runtime:
             except Exception:
                 self._failed(policy, "observe", OBSERVE_FAILURES)
 
-    def call(self, workflow: str | None, agent: str | None, branch: str | None, request: str) -> CallRef:
+    def call(
+        self, workflow: str | None, agent: str | None, branch: str | None, request: str, *, priority: int = 0
+    ) -> CallRef:
         """Register a call with the ledger."""
-        return self.ledger.call(workflow, agent, branch, request)
+        return self.ledger.call(workflow, agent, branch, request, priority=priority)
 
     # -- score -----------------------------------------------------------------------------------------
 
@@ -141,11 +144,15 @@ class Runtime:
         return out
 
     def act(self) -> list[Effect]:
-        """Effects that policies want now."""
+        """Effects that policies want now. Their notes go into the decision log."""
         out: list[Effect] = []
         for policy in self._actors:
             try:
-                out += policy.act()
+                for effect in policy.act():
+                    if isinstance(effect, Note):
+                        self._note(policy, effect)
+                    else:
+                        out.append(effect)
             except Exception:
                 self._failed(policy, "act", OBSERVE_FAILURES)
         return out
@@ -156,6 +163,19 @@ class Runtime:
         return bool(self._actors)
 
     # -- decisions -------------------------------------------------------------------------------------
+
+    def _note(self, policy: Policy, note: Note) -> None:
+        self.log.add(
+            note.kind,
+            time=self.clock(),
+            policy=policy.name,
+            reason=note.reason,
+            tokens=note.tokens,
+            workflows=(note.workflow,) if note.workflow is not None else (),
+            agents=(note.agent,) if note.agent is not None else (),
+            terms=note.terms,
+        )
+        self.counters[note.kind] += 1
 
     def evicted(self, node: NodeRecord, kind: DecisionKind, *, request: str | None) -> Decision:
         """Record that a node was evicted, demoted to the host, or dropped from the host."""
