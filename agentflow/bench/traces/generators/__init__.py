@@ -1,0 +1,29 @@
+"""Generated loads: workflows of a known kind, with the statistics of public runs, any number of them, by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from agentflow.bench.traces.generators._plan import Plan
+from agentflow.bench.traces.generators.financebench import financebench
+from agentflow.bench.traces.generators.hover import hover
+from agentflow.bench.traces.generators.swebench import swebench
+from agentflow.bench.traces.model import Trace
+from agentflow.errors import UsageError
+
+__all__ = ["GENERATORS", "Plan", "financebench", "generate", "hover", "swebench"]
+
+#: Every generator by its name.
+GENERATORS: Final[Mapping[str, Callable[[Plan], Trace]]] = {
+    "hover": hover,
+    "swebench": swebench,
+    "financebench": financebench,
+}
+
+
+def generate(name: str, plan: Plan | None = None) -> Trace:
+    """The load that generator ``name`` makes; raises :class:`~agentflow.errors.UsageError` for an unknown name."""
+    if name not in GENERATORS:
+        raise UsageError(f"no trace generator {name!r}; there are {', '.join(sorted(GENERATORS))}")
+    return GENERATORS[name](plan or Plan())
