@@ -419,7 +419,7 @@ def _check_ids(ids: Sequence[int], vocab_size: int, where: str) -> None:
         low, high = (min(ids), max(ids)) if ids else (0, 0)
     except TypeError:
         raise BadRequest(f"{where} must hold token ids, which are integers") from None
-    if not (isinstance(low, int) and isinstance(high, int) and 0 <= low and high < vocab_size):
+    if not (isinstance(low, int) and isinstance(high, int) and low >= 0 and high < vocab_size):
         raise BadRequest(
             f"{where} holds token id {low if low < 0 else high}; the model has {vocab_size} tokens, from 0"
         )

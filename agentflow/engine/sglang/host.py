@@ -57,10 +57,12 @@ def main(fd: int) -> None:
 
 
 def _start(sock: socket.socket, options: ServerOptions) -> tuple[Any, bool]:
-    from agentflow.engine.sglang import cpu_platform, launch, memory
+    from agentflow.engine.sglang import cpu_platform, launch, memory, quick_start
 
     cpu = cpu_platform.activate() is not None
-    options = memory.fit(options) if cpu else options
+    if cpu:
+        options = memory.fit(options)
+        quick_start.prepare(options.model_path)
     arguments = server_arguments(options, cpu=cpu)
     engine_class = launch.engine_class(fork=cpu, unwanted=sock)
     sock.sendall(pack(("phase", "starting the scheduler and loading the model")))
