@@ -24,16 +24,19 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("agentflow.batch", "agentflow.report", "agentflow.bench"),
     ("agentflow.cli",),
 )
-#: The protocol that the graph and the engines share belongs to no engine, so the SGLang plugin's own wire
-#: format may name its types.
-PROTOCOL = frozenset({"agentflow.engine.base"})
+#: What engines share and no engine owns: the protocol, and the channel between an engine and its host process.
+PROTOCOL = frozenset({"agentflow.engine.base", "agentflow.engine._channel"})
 
+#: The chat model and the modules that are parts of it.
+CHAT_MODEL = ("agentflow.engine.chat_model", "agentflow.engine._messages", "agentflow.engine._structured")
+#: The command line looks at users' graphs and machines, as a user's own program would.
+CLI = ("agentflow.cli",)
 #: Who may import which outside package.
 RESERVED: dict[str, tuple[str, ...]] = {
     "sglang": ("agentflow.engine.sglang", "agentflow.engine.embedded"),
-    "torch": ("agentflow.engine.sglang", "agentflow.engine._gguf", "agentflow.engine._random_llama", "agentflow.cli.doctor"),
-    "langgraph": ("agentflow.graph", "agentflow.engine.chat_model"),
-    "langchain_core": ("agentflow.graph", "agentflow.engine.chat_model", "agentflow.engine._chat", "agentflow.tools"),
+    "torch": ("agentflow.engine.sglang", "agentflow.engine._gguf", "agentflow.engine._random_llama", *CLI),
+    "langgraph": ("agentflow.graph", "agentflow.engine.chat_model", *CLI),
+    "langchain_core": ("agentflow.graph", "agentflow.tools", *CHAT_MODEL, *CLI),
     "langchain": ("agentflow.graph",),
 }
 

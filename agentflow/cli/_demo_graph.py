@@ -174,7 +174,7 @@ def evaluate(formula: str, *, x: float, y: float) -> float:
         match node:
             case ast.Expression(body=body):
                 return value(body)
-            case ast.Constant(value=int() | float() as number):
+            case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
                 return number
             case ast.Name(id="x"):
                 return x
