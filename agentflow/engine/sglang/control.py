@@ -17,7 +17,9 @@ from agentflow.errors import EngineFailure
 __all__ = ["METHODS", "PREFIX", "call", "decisions", "stats"]
 
 PREFIX = "agentflow."
-#: events {batch}, stats {}, decisions {since}, configure {policies, reset}, check {}
+#: Methods and the fields of their bodies: events {batch}, stats {}, decisions {since}, check {}, and
+#: configure {policies, reset, audit, device_tokens, host_tokens}: with ``reset`` the cache is emptied and each
+#: tier may be limited to fewer tokens than it has.
 METHODS = frozenset({"events", "stats", "decisions", "configure", "check"})
 
 

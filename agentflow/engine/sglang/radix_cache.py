@@ -18,6 +18,7 @@ from agentflow.cache.ledger import CallRef
 from agentflow.cache.policy import CallArrived, CallFinished, PolicySpec
 from agentflow.engine.base import Coordinates
 from agentflow.engine.sglang import wire
+from agentflow.engine.sglang.ballast import Ballast
 from agentflow.engine.sglang.clock import StreamClock
 from agentflow.engine.sglang.tree_core import AgentTreeCore
 from agentflow.events import Event
@@ -39,6 +40,8 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
 
     runtime: Runtime
     tree_core: AgentTreeCore
+    #: Set aside while comparing pool sizes; emptying the cache gives it back.
+    ballast = Ballast()
 
     def __init__(self, params: Any, *, policies: Sequence[PolicySpec], shared_time: bool) -> None:
         self.clock: Callable[[], float] = StreamClock() if shared_time else time.time
@@ -54,6 +57,10 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         runtime = Runtime(policies, clock=self.clock)
         self.runtime = self.tree_core.runtime = runtime
         self.tree_core.audit = audit
+
+    def reset(self) -> None:
+        self.ballast = Ballast()
+        super().reset()
 
     # -- what the scheduler tells ----------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from agentflow.cache.policy import WaitingCall
 from agentflow.engine.sglang import control
+from agentflow.engine.sglang.ballast import Ballast, set_aside
 from agentflow.engine.sglang.effects import carry_out
 from agentflow.engine.sglang.radix_cache import AgentRadixCache
 from agentflow.errors import UsageError
@@ -121,27 +122,46 @@ def _configure(scheduler: Any, cache: AgentRadixCache, body: Mapping[str, Any]) 
         from agentflow.runtime import Runtime
 
         Runtime(names)
+        ballast = Ballast(*(_ballast(body, key, total) for key, total in _totals(scheduler, cache).items()))
         if not scheduler.flush_cache():
             raise UsageError("the engine is busy: policies can be changed with reset only while no call runs")
         cache.configure(names, audit=bool(body.get("audit", False)))
+        set_aside(cache, ballast)
+        cache.ballast = ballast
     else:
         cache.runtime.set_policies(names)
         cache.tree_core.audit = bool(body.get("audit", cache.tree_core.audit))
     return {"policy": cache.runtime.name}
 
 
+def _totals(scheduler: Any, cache: AgentRadixCache) -> dict[str, int]:
+    host = getattr(cache.cache_controller, "mem_pool_host", None)
+    return {"device_tokens": scheduler.max_total_num_tokens, "host_tokens": host.size if host is not None else 0}
+
+
+def _ballast(body: Mapping[str, Any], key: str, total: int) -> int:
+    """What to set aside so that a pool of ``total`` tokens has as many as the request wants."""
+    wanted = body.get(key)
+    if wanted is None:
+        return 0
+    if not isinstance(wanted, int) or isinstance(wanted, bool) or not 0 < wanted <= total:
+        raise UsageError(f"{key} must be an integer from 1 to {total}, got {wanted!r}")
+    return total - wanted
+
+
 def _stats(scheduler: Any, cache: AgentRadixCache) -> dict[str, Any]:
     running, paused = cache.runtime.ledger.counts()
     host = getattr(cache.cache_controller, "mem_pool_host", None)
+    aside = cache.ballast
     return {
         "policy": cache.runtime.name,
         "running": len(scheduler.running_batch.reqs) if scheduler.running_batch else 0,
         "waiting": len(scheduler.waiting_queue),
-        "device_total": scheduler.max_total_num_tokens,
+        "device_total": scheduler.max_total_num_tokens - aside.device,
         "device_free": scheduler.token_to_kv_pool_allocator.available_size(),
         "device_cached": cache.evictable_size(),
-        "device_held": cache.protected_size(),
-        "host_total": host.size if host is not None else 0,
+        "device_held": cache.protected_size() - aside.device,
+        "host_total": host.size - aside.host if host is not None else 0,
         "host_free": host.available_size() if host is not None else 0,
         "workflows_live": running,
         "workflows_paused": paused,
@@ -162,9 +182,10 @@ def _check(scheduler: Any, cache: AgentRadixCache) -> dict[str, Any]:
     if not scheduler.is_fully_idle():
         return {"idle": False, "problems": problems}
     free = scheduler.token_to_kv_pool_allocator.available_size()
-    cached, held = cache.evictable_size(), cache.protected_size()
-    if free + cached + held != scheduler.max_total_num_tokens:
-        problems.append(f"free {free} + cached {cached} + held {held} is not {scheduler.max_total_num_tokens}")
+    cached, held = cache.evictable_size(), cache.protected_size() - cache.ballast.device
+    total = scheduler.max_total_num_tokens - cache.ballast.device
+    if free + cached + held != total:
+        problems.append(f"free {free} + cached {cached} + held {held} is not {total}")
     if held and not cache.ongoing_load_back and not cache.ongoing_write_through:
         problems.append(f"{held} tokens are locked although nothing runs")
     try:
