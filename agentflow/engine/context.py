@@ -23,7 +23,7 @@ current_run: ContextVar[WorkflowRun | None] = ContextVar("agentflow_run", defaul
 handled_tool_run: ContextVar[UUID | None] = ContextVar("agentflow_handled_tool_run", default=None)
 #: Set by the graph layer inside a graph's node: makes the run of the surrounding workflow on an engine known, with
 #: the coordinates of the node's step as :data:`current`.
-binder: ContextVar[Callable[[Engine], WorkflowRun] | None] = ContextVar("agentflow_binder", default=None)
+binder: ContextVar[Callable[[Engine], WorkflowRun | None] | None] = ContextVar("agentflow_binder", default=None)
 
 
 def run_for(engine: Engine) -> WorkflowRun | None:

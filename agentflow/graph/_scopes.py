@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from agentflow.engine.base import Coordinates, Engine
@@ -38,38 +38,46 @@ class Binding:
     agents: frozenset[str] = frozenset()
 
 
+#: Whether a root run begins its workflow, takes a paused one up again, or is in it beside another run.
+Entry = Literal["started", "resumed", "joined"]
+
+
+@dataclass(slots=True)
+class _Live:
+    """A running workflow, and how many root runs it has now."""
+
+    run: WorkflowRun
+    roots: int = 1
+
+
 class Workflows:
     """The workflows of one engine in this process: running ones by id, and paused ones, a bounded number."""
 
     def __init__(self) -> None:
-        self._live: dict[str, list[Any]] = {}
+        self._live: dict[str, _Live] = {}
         self._paused: OrderedDict[str, WorkflowRun] = OrderedDict()
         self._lock = threading.Lock()
 
-    def enter(self, engine: Engine, root: RootScope) -> WorkflowRun:
-        """The run of ``root``'s workflow, begun or resumed if it is not running."""
+    def enter(self, engine: Engine, root: RootScope) -> tuple[WorkflowRun, Entry]:
+        """The run of ``root``'s workflow, and whether it begins or goes on; the caller emits the event."""
         with self._lock:
             live = self._live.get(root.workflow)
             if live is not None:
-                live[1] += 1
-                return live[0]  # type: ignore[no-any-return]
+                live.roots += 1
+                return live.run, "joined"
             known = self._paused.pop(root.workflow, None)
             run = known or WorkflowRun(engine, root.workflow, tenant=root.tenant)
-            self._live[root.workflow] = [run, 1]
-        if known is not None or root.resumes:
-            run.emit(WorkflowResumed)
-        else:
-            run.emit(WorkflowStarted, graph=root.graph, tenant=root.tenant)
-        return run
+            self._live[root.workflow] = _Live(run)
+        return run, "resumed" if known is not None or root.resumes else "started"
 
     def leave(self, run: WorkflowRun, *, paused: bool) -> bool:
         """One root run of the workflow is over. True when it was the last."""
         with self._lock:
             live = self._live.get(run.workflow)
-            if live is None or live[0] is not run:
+            if live is None or live.run is not run:
                 return False
-            live[1] -= 1
-            if live[1]:
+            live.roots -= 1
+            if live.roots:
                 return False
             del self._live[run.workflow]
             if paused:
@@ -109,6 +117,9 @@ class RootScope:
         self.graph = (binding.graph or name or "graph")[:MAX_FIELD_CHARS]
         self.resumes = thread is not None and (inputs is None or getattr(inputs, "resume", None) is not None)
         self.interrupted = False
+        #: Over, and over because nobody wants its results any more.
+        self.ended = False
+        self.cancelled = False
         self.runs: dict[int, WorkflowRun] = {}
         #: LangChain run ids below this one, to forget them with it.
         self.below: set[UUID] = set()
@@ -123,7 +134,12 @@ class RootScope:
         with self._lock:
             run = self.runs.get(id(engine))
             if run is None:
-                run = self.runs[id(engine)] = workflows_of(engine).enter(engine, self)
+                run, entry = workflows_of(engine).enter(engine, self)
+                self.runs[id(engine)] = run
+                if entry == "resumed":
+                    run.emit(WorkflowResumed)
+                elif entry == "started":
+                    run.emit(WorkflowStarted, graph=self.graph, tenant=self.tenant)
             return run
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
+from uuid import uuid4
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphRecursionError
@@ -53,6 +54,22 @@ class AgentApp(CompiledStateGraph[Any, Any, Any, Any]):
         callbacks = (self.config or {}).get("callbacks")
         handlers = callbacks if isinstance(callbacks, list) else []
         return next((h for h in handlers if isinstance(h, AgentflowHandler)), None)
+
+    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+        """LangGraph's ``stream``; closed early it stops the model calls that run before it waits for its nodes."""
+        handler = self.handler
+        if handler is None:
+            yield from super().stream(input, config, **kwargs)
+            return
+        run_id = (config or {}).get("run_id") or uuid4()
+        source = super().stream(input, {**(config or {}), "run_id": run_id}, **kwargs)
+        try:
+            yield from _kept_open(source)
+        except GeneratorExit:
+            handler.abandon(run_id)
+            raise
+        finally:
+            source.close()  # type: ignore[attr-defined]
 
     def run(
         self,
@@ -130,6 +147,12 @@ class AgentApp(CompiledStateGraph[Any, Any, Any, Any]):
                 raise UsageError(f"max_steps must be an integer of at least 1, got {max_steps!r}")
             out["recursion_limit"] = max_steps
         return out
+
+
+def _kept_open(source: Iterator[Any]) -> Iterator[Any]:
+    """The items of ``source``, which closing this iterator does not close."""
+    for item in source:  # noqa: UP028 (`yield from` would close it)
+        yield item
 
 
 class _Watch:

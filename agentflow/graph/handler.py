@@ -9,6 +9,7 @@ import asyncio
 import functools
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -20,7 +21,9 @@ from langgraph.types import Command, Send
 
 from agentflow.engine.base import Completion, Engine, Timings, Usage
 from agentflow.engine.context import binder, current, current_run, handled_tool_run
+from agentflow.engine.in_flight import abort_calls
 from agentflow.engine.workflow import WorkflowRun
+from agentflow.errors import CallAborted
 from agentflow.events import (
     MAX_FIELD_CHARS,
     AgentEnded,
@@ -43,6 +46,9 @@ F = TypeVar("F", bound=Callable[..., None])
 #: Where root runs put the workflow runs they begin, for the caller's report.
 collected_runs: ContextVar[list[WorkflowRun] | None] = ContextVar("agentflow_collected_runs", default=None)
 
+#: Runs left behind by cancelled graphs that a handler remembers.
+DEAD_LIMIT = 1024
+
 _Scope = RootScope | NodeScope
 
 
@@ -54,9 +60,7 @@ def _counted(method: F) -> F:
         try:
             method(self, *args, **kwargs)
         except Exception:
-            self.errors[method.__name__] = self.errors.get(method.__name__, 0) + 1
-            if self.errors[method.__name__] == 1:
-                log.exception("agentflow's %s failed; the graph goes on, its events are incomplete", method.__name__)
+            self.count_error(method.__name__)
 
     return guarded  # type: ignore[return-value]
 
@@ -70,8 +74,14 @@ class NodeBinder:
         self.handler = handler
         self.node = node
 
-    def __call__(self, engine: Engine) -> WorkflowRun:
-        return self.handler.bind(self.node, engine)
+    def __call__(self, engine: Engine) -> WorkflowRun | None:
+        try:
+            return self.handler.bind(self.node, engine)
+        except CallAborted:
+            raise
+        except Exception:
+            self.handler.count_error("bind")
+            return self.node.root.runs.get(id(engine))
 
 
 class AgentflowHandler(GraphCallbackHandler):
@@ -89,6 +99,7 @@ class AgentflowHandler(GraphCallbackHandler):
         self.errors: dict[str, int] = {}
         self._clock = clock
         self._scopes: dict[UUID, _Scope] = {}
+        self._dead: OrderedDict[UUID, None] = OrderedDict()
         self._branches: dict[UUID, NodeScope] = {}
         self._tools: dict[UUID, ToolScope] = {}
         self._models: dict[UUID, tuple[NodeScope, float]] = {}
@@ -98,6 +109,12 @@ class AgentflowHandler(GraphCallbackHandler):
 
     def __hash__(self) -> int:
         return hash(AgentflowHandler)
+
+    def count_error(self, where: str) -> None:
+        """Count the exception being handled; the first of each place is logged."""
+        self.errors[where] = self.errors.get(where, 0) + 1
+        if self.errors[where] == 1:
+            log.exception("agentflow's %s failed; the graph goes on, its events are incomplete", where)
 
     @property
     def remembered(self) -> int:
@@ -121,7 +138,9 @@ class AgentflowHandler(GraphCallbackHandler):
         parent = self._scopes.get(parent_run_id) if parent_run_id is not None else None
         metadata = metadata or {}
         if parent is None:
-            if self.binding.engine is not None or "ls_integration" in metadata:
+            if parent_run_id in self._dead:
+                self._bury(run_id)
+            elif self.binding.engine is not None or "ls_integration" in metadata:
                 self._begin_root(run_id, metadata, kwargs.get("name"), inputs)
             return
         root = parent if isinstance(parent, RootScope) else parent.root
@@ -158,6 +177,12 @@ class AgentflowHandler(GraphCallbackHandler):
         self._scopes[run_id] = root
         if self.binding.engine is not None:
             self._run_on(root, self.binding.engine)
+
+    def _bury(self, run_id: UUID) -> None:
+        """Remember that what still starts below this run belongs to a graph run that is over."""
+        self._dead[run_id] = None
+        while len(self._dead) > DEAD_LIMIT:
+            self._dead.popitem(last=False)
 
     def _run_on(self, root: RootScope, engine: Engine) -> WorkflowRun:
         known = id(engine) in root.runs
@@ -199,8 +224,19 @@ class AgentflowHandler(GraphCallbackHandler):
         return root.runs.get(id(engine)) if engine is not None else next(iter(root.runs.values()), None)
 
     def bind(self, node: NodeScope, engine: Engine) -> WorkflowRun:
-        """A chat model of ``engine`` is about to be called in ``node``."""
-        run = self._run_on(node.root, engine)
+        """A chat model of ``engine`` is about to be called in ``node``.
+
+        Raises :class:`~agentflow.errors.CallAborted` in a run that was cancelled: a node in a thread may not
+        have noticed.
+        """
+        root = node.root
+        if root.cancelled:
+            raise CallAborted(
+                f"not called: the run of workflow {root.workflow!r} that this call is part of was cancelled"
+            )
+        if root.ended and id(engine) in root.runs:
+            return root.runs[id(engine)]
+        run = self._run_on(root, engine)
         self._announce(node, run)
         return run
 
@@ -230,34 +266,28 @@ class AgentflowHandler(GraphCallbackHandler):
 
     def _end_node(self, node: NodeScope, outputs: Any, error: BaseException | None) -> None:
         root = node.root
-        if isinstance(error, GraphInterrupt) and not node.nested:
-            root.interrupted = True
-        following = self._next(node, outputs) if error is None else ()
-        failed = error is not None and not isinstance(error, GraphBubbleUp)
-        for run in root.runs.values():
-            step = node.steps.get(id(run))
-            if step is None:
-                continue
-            run.emit(AgentEnded, agent=node.agent, step=step, next=following)
-            if isinstance(error, asyncio.CancelledError) and node.branch is not None:
-                run.emit(StateSuperseded, agent=node.agent, step=step, branch=node.branch)
-            if error is None and node.failed_before and node.own_branch is not None:
-                for attempt in range(node.failed_before):
-                    earlier = _attempt(node.own_branch, attempt)
-                    run.emit(StateSuperseded, agent=node.agent, step=step, branch=earlier)
-            elif error is None and node.failed_before:
-                run.emit(StateSuperseded, agent=node.agent, step=step)
-        if failed:
-            root.failed[node.task] = root.failed.get(node.task, 0) + 1
-        else:
-            root.failed.pop(node.task, None)
-        if node.branch is not None:
-            root.last_agent.pop(node.branch, None)
         if node.before is not None:
             at, run_before, bound = node.before
             current.set(at)
             current_run.set(run_before)
             binder.set(bound)
+        if isinstance(error, GraphInterrupt) and not node.nested:
+            root.interrupted = True
+        following = self._next(node, outputs) if error is None else ()
+        if error is not None and not isinstance(error, GraphBubbleUp):
+            root.failed[node.task] = node.failed_before + 1
+        else:
+            root.failed.pop(node.task, None)
+        if node.own_branch is not None and node.branch is not None:
+            root.last_agent.pop(node.branch, None)
+        if isinstance(error, asyncio.CancelledError):
+            abort_calls(root.workflow, agent=node.agent, branch=node.branch)
+        for run in list(root.runs.values()):
+            step = node.steps.get(id(run))
+            if step is not None:
+                run.emit(AgentEnded, agent=node.agent, step=step, next=following)
+                for superseded in _superseded(node, error):
+                    run.emit(StateSuperseded, agent=node.agent, step=step, branch=superseded)
 
     def _next(self, node: NodeScope, outputs: Any) -> tuple[str, ...]:
         """The agents that run after ``node``, as far as the graph tells by edges, branches and commands."""
@@ -273,19 +303,32 @@ class AgentflowHandler(GraphCallbackHandler):
         return tuple(found)[:256]
 
     def _end_root(self, root: RootScope, error: BaseException | None) -> None:
-        for run_id in root.below:
+        for run_id in list(root.below):  # still running, in threads that were left behind
+            self._bury(run_id)
             self._scopes.pop(run_id, None)
             self._branches.pop(run_id, None)
             self._tools.pop(run_id, None)
             self._models.pop(run_id, None)
+        root.ended = True
         paused = root.interrupted and (error is None or isinstance(error, GraphInterrupt))
+        outcome = _outcome(error)
+        root.cancelled |= outcome == "cancelled"
         for run in root.runs.values():
             if not workflows_of(run.engine).leave(run, paused=paused):
                 continue
             if paused:
                 run.emit(WorkflowPaused)
-            else:
-                run.emit(WorkflowEnded, outcome=_outcome(error))
+                continue
+            if error is not None:
+                abort_calls(root.workflow)
+            run.emit(WorkflowEnded, outcome=outcome)
+
+    def abandon(self, run_id: UUID) -> None:
+        """Nobody wants the results of the graph run ``run_id`` any more: stop the calls that run in it."""
+        root = self._scopes.get(run_id)
+        if isinstance(root, RootScope) and root.run_id == run_id and root.runs:
+            root.cancelled = True
+            abort_calls(root.workflow)
 
     # ------------------------------------------------------------------ model calls
 
@@ -392,6 +435,17 @@ class AgentflowHandler(GraphCallbackHandler):
             duration=max(0.0, self._clock() - tool.started),
             outcome=outcome,
         )
+
+
+def _superseded(node: NodeScope, error: BaseException | None) -> list[str | None]:
+    """Branches whose KV nobody will use again now that ``node`` is over; None stands for the agent's main line."""
+    if isinstance(error, asyncio.CancelledError):
+        return [node.branch] if node.own_branch is not None else []
+    if error is not None or not node.failed_before:
+        return []
+    if node.own_branch is None:
+        return [None]
+    return [_attempt(node.own_branch, attempt) for attempt in range(node.failed_before)]
 
 
 def _kind(tags: Sequence[str] | None) -> str:

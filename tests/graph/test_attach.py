@@ -366,7 +366,8 @@ def test_paused_workflows_are_bounded_and_die_with_their_engine() -> None:
     for i in range(PAUSED_LIMIT + 10):
         root: Any = Root()
         root.workflow = f"w{i}"
-        run = book.enter(engine, root)
+        run, entry = book.enter(engine, root)
+        assert entry == "started"
         assert book.leave(run, paused=True)
     assert book.counts() == (0, PAUSED_LIMIT)
     gone = weakref.ref(engine)
