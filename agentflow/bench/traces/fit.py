@@ -130,6 +130,10 @@ def _mini_swe(data: Path) -> dict[str, Fitted]:
     per_phase = lambda d: {k: _quantiles(v) for k, v in sorted(d.items())}  # noqa: E731
     seconds = {k: _quantiles(v, digits=1) for k, v in sorted(waits.items())}
     return {
+        "SWE_KINDS": (
+            _shares(Counter({k: len(v) for k, v in answers.items()})),
+            f"{where}: shares of reading, editing and testing commands",
+        ),
         "SWE_SYSTEM_TOKENS": (system, "mini-swe-agent, 50 trajectories: system and instance template, median"),
         "SWE_TASK_TOKENS": (_quantiles(max(1, t - system) for t in tasks), f"{where}: first prompt less the templates"),
         "SWE_OBSERVATION_TOKENS": (per_phase(observations), f"{where}: growth of the prompt beyond the answer"),
@@ -174,12 +178,24 @@ def _continuum(data: Path) -> dict[str, Fitted]:
 def _kv_cache_tester(data: Path) -> dict[str, Fitted]:
     traces = _lines(data / "kv-cache-tester/traces_sample.jsonl.gz")
     where = "kv-cache-tester, 61 coding-agent sessions"
-    main, growth, answers, waits, system, own = [], [], [], [], [], []
-    sub_steps, sub_system, sub_growth, spawn, waves, cuts, kept = [], [], [], 0, Counter[int](), 0, []
+    main: list[float] = []
+    largest: list[float] = []
+    growth: list[float] = []
+    answers: list[float] = []
+    waits: list[float] = []
+    people: list[float] = []
+    system: list[float] = []
+    own: list[float] = []
+    sub_steps: list[float] = []
+    sub_system: list[float] = []
+    sub_growth: list[float] = []
+    kept: list[float] = []
+    spawn, cuts, waves = 0, 0, Counter[int]()
     for trace in traces:
         calls = [r for r in trace["requests"] if r["type"] != "subagent"]
         subs = [r for r in trace["requests"] if r["type"] == "subagent"]
         main.append(len(calls))
+        largest.append(max(r["in"] for r in calls))
         system.append(trace["tool_tokens"] + trace["system_tokens"])
         if 0 < calls[0]["in"] - system[-1] < _FRESH:
             own.append(calls[0]["in"] - system[-1])
@@ -200,8 +216,8 @@ def _kv_cache_tester(data: Path) -> dict[str, Fitted]:
         kept += down
         for a, b in itertools.pairwise(calls):
             answers.append(a["out"])
-            if a["stop"] == "tool_use" and b.get("think_time") is not None:
-                waits.append(b["think_time"])
+            if b.get("think_time") is not None:
+                (waits if a["stop"] == "tool_use" else people).append(b["think_time"])
     return {
         "CODING_SYSTEM_TOKENS": (_quantiles(system), f"{where}: system and tool tokens"),
         "CODING_TASK_TOKENS": (_quantiles(own), f"{where}: first prompt less system and tools, where under 8,000"),
@@ -212,7 +228,9 @@ def _kv_cache_tester(data: Path) -> dict[str, Fitted]:
             _quantiles(waits, digits=1),
             f"{where}: think_time after a tool call (a person's approval included)",
         ),
+        "USER_SECONDS": (_quantiles(people, digits=1), f"{where}: think_time after an answer without tool call"),
         "CODING_CONDENSE": (round(cuts / (cuts + len(growth)), 5), f"{where}: share of steps that cut 30 % or more"),
+        "CODING_LARGEST_PROMPT": (_quantiles(largest), f"{where}: a session's largest prompt"),
         "CODING_CONDENSED_TO": (_quantiles(kept, digits=3), f"{where}: share of the prompt left by such a cut"),
         "SUB_AGENT_SESSIONS": (round(spawn / len(traces), 3), f"{where}: share with sub-agents"),
         "SUB_AGENT_WAVES": (

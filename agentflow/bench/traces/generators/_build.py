@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from agentflow.bench.traces.model import Content, Span, TraceCall, TraceTool
 
@@ -126,3 +127,7 @@ class WorkflowBuilder:
         )
         self.calls.append(made)
         return made
+
+    def supersede(self, call: TraceCall) -> None:
+        """Say of a call already made that nothing after it reads what only it used (its agent starts afresh)."""
+        self.calls[self.calls.index(call)] = replace(call, superseded=True)

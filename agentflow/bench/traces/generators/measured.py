@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
+#: mini-swe-agent, 400 runs, table of steps: shares of reading, editing and testing commands.
+SWE_KINDS: Final = {"coder": 0.248, "planner": 0.497, "tester": 0.256}
+
 #: mini-swe-agent, 50 trajectories: system and instance template, median.
 SWE_SYSTEM_TOKENS: Final = 1326
 
@@ -109,8 +112,14 @@ CODING_ANSWER_TOKENS: Final = (15, 100, 152, 250, 465, 881, 1463, 4398)
 #: kv-cache-tester, 61 coding-agent sessions: think_time after a tool call (a person's approval included).
 CODING_WAIT_SECONDS: Final = (0.0, 4.0, 6.0, 10.0, 22.0, 95.0, 175.0, 635.0)
 
+#: kv-cache-tester, 61 coding-agent sessions: think_time after an answer without tool call.
+USER_SECONDS: Final = (3.0, 10.0, 61.0, 183.0, 948.8, 3219.0, 8045.0, 34997.0)
+
 #: kv-cache-tester, 61 coding-agent sessions: share of steps that cut 30 % or more.
 CODING_CONDENSE: Final = 0.01006
+
+#: kv-cache-tester, 61 coding-agent sessions: a session's largest prompt.
+CODING_LARGEST_PROMPT: Final = (20068, 59249, 119147, 149843, 162022, 243658, 294776, 527560)
 
 #: kv-cache-tester, 61 coding-agent sessions: share of the prompt left by such a cut.
 CODING_CONDENSED_TO: Final = (0.04, 0.135, 0.231, 0.322, 0.49, 0.637, 0.676, 0.686)
