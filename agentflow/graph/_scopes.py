@@ -163,6 +163,8 @@ class NodeScope:
     steps: dict[int, int] = field(default_factory=dict)
     #: Nodes that this run's branches chose.
     route: list[str] = field(default_factory=list)
+    #: Whether its run was cancelled; a node in a thread may not have noticed.
+    cancelled: bool = False
     before: tuple[Coordinates, WorkflowRun | None, Any] | None = None
 
 

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
-from langgraph.errors import GraphBubbleUp, GraphInterrupt, GraphRecursionError
-from langgraph.types import Command, Send
+from langgraph.errors import GraphBubbleUp, GraphInterrupt
+from langgraph.types import Command
 
 from agentflow.engine.base import Completion, Engine, Timings, Usage
 from agentflow.engine.context import binder, current, current_run, handled_tool_run
@@ -33,8 +33,16 @@ from agentflow.events import (
     ToolOutcome,
     ToolStarted,
     WorkflowEnded,
-    WorkflowOutcome,
     WorkflowPaused,
+)
+from agentflow.graph._reading import (
+    agents_behind,
+    attempt_name,
+    destinations,
+    kind_of,
+    outcome_of,
+    own_branch,
+    superseded,
 )
 from agentflow.graph._scopes import Binding, NodeScope, RootScope, ToolScope, workflows_of
 
@@ -145,7 +153,7 @@ class AgentflowHandler(GraphCallbackHandler):
             return
         root = parent if isinstance(parent, RootScope) else parent.root
         root.below.add(run_id)
-        kind = _kind(tags)
+        kind = kind_of(tags)
         inner = isinstance(parent, NodeScope) and metadata.get("langgraph_checkpoint_ns", parent.task) != parent.task
         if kind == "node" or (kind == "branch" and inner):  # the latter is a @task of the functional API
             self._scopes[run_id] = self._begin_node(root, parent, run_id, metadata)
@@ -158,7 +166,7 @@ class AgentflowHandler(GraphCallbackHandler):
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         branch = self._branches.pop(run_id, None)
         if branch is not None:
-            branch.route += _destinations(outputs, branch.root.binding.labels.get(branch.node) or {})
+            branch.route += destinations(outputs, branch.root.binding.labels.get(branch.node) or {})
         self._end(run_id, outputs, None)
 
     @_counted
@@ -197,13 +205,13 @@ class AgentflowHandler(GraphCallbackHandler):
         task = str(metadata.get("langgraph_checkpoint_ns", run_id))
         outer = parent.branch if isinstance(parent, NodeScope) else None
         failed_before = root.failed.get(task, 0)
-        own = _own_branch(metadata.get("langgraph_path"), task, outer)
+        own = own_branch(metadata.get("langgraph_path"), task, outer)
         node = NodeScope(
             root=root,
             run_id=run_id,
             node=name,
             agent=str(metadata.get("lc_agent_name") or name)[:MAX_FIELD_CHARS],
-            branch=outer if own is None else _attempt(own, failed_before),
+            branch=outer if own is None else attempt_name(own, failed_before),
             task=task,
             nested=isinstance(parent, NodeScope),
             failed_before=failed_before,
@@ -230,7 +238,7 @@ class AgentflowHandler(GraphCallbackHandler):
         have noticed.
         """
         root = node.root
-        if root.cancelled:
+        if root.cancelled or node.cancelled:
             raise CallAborted(
                 f"not called: the run of workflow {root.workflow!r} that this call is part of was cancelled"
             )
@@ -281,13 +289,15 @@ class AgentflowHandler(GraphCallbackHandler):
         if node.own_branch is not None and node.branch is not None:
             root.last_agent.pop(node.branch, None)
         if isinstance(error, asyncio.CancelledError):
+            node.cancelled = True
+            self._bury(node.run_id)  # a node in a thread goes on
             abort_calls(root.workflow, agent=node.agent, branch=node.branch)
         for run in list(root.runs.values()):
             step = node.steps.get(id(run))
             if step is not None:
                 run.emit(AgentEnded, agent=node.agent, step=step, next=following)
-                for superseded in _superseded(node, error):
-                    run.emit(StateSuperseded, agent=node.agent, step=step, branch=superseded)
+                for branch in superseded(node, error):
+                    run.emit(StateSuperseded, agent=node.agent, step=step, branch=branch)
 
     def _next(self, node: NodeScope, outputs: Any) -> tuple[str, ...]:
         """The agents that run after ``node``, as far as the graph tells by edges, branches and commands."""
@@ -296,10 +306,10 @@ class AgentflowHandler(GraphCallbackHandler):
         binding = node.root.binding
         targets = [*binding.successors.get(node.node, ()), *node.route]
         if isinstance(outputs, Command):
-            targets += _destinations(outputs.goto, {})
+            targets += destinations(outputs.goto, {})
         found: dict[str, None] = {}
         for target in targets:
-            found.update(dict.fromkeys(_agents_behind(target, binding)))
+            found.update(dict.fromkeys(agents_behind(target, binding)))
         return tuple(found)[:256]
 
     def _end_root(self, root: RootScope, error: BaseException | None) -> None:
@@ -311,7 +321,7 @@ class AgentflowHandler(GraphCallbackHandler):
             self._models.pop(run_id, None)
         root.ended = True
         paused = root.interrupted and (error is None or isinstance(error, GraphInterrupt))
-        outcome = _outcome(error)
+        outcome = outcome_of(error)
         root.cancelled |= outcome == "cancelled"
         for run in root.runs.values():
             if not workflows_of(run.engine).leave(run, paused=paused):
@@ -435,79 +445,3 @@ class AgentflowHandler(GraphCallbackHandler):
             duration=max(0.0, self._clock() - tool.started),
             outcome=outcome,
         )
-
-
-def _superseded(node: NodeScope, error: BaseException | None) -> list[str | None]:
-    """Branches whose KV nobody will use again now that ``node`` is over; None stands for the agent's main line."""
-    if isinstance(error, asyncio.CancelledError):
-        return [node.branch] if node.own_branch is not None else []
-    if error is not None or not node.failed_before:
-        return []
-    if node.own_branch is None:
-        return [None]
-    return [_attempt(node.own_branch, attempt) for attempt in range(node.failed_before)]
-
-
-def _kind(tags: Sequence[str] | None) -> str:
-    for tag in tags or ():
-        if tag.startswith("graph:step:"):
-            return "node"
-        if tag.startswith("seq:step:"):
-            return "branch"
-    return ""
-
-
-def _own_branch(path: Any, task: str, outer: str | None) -> str | None:
-    """A name for the fan-out task (``Send``) that a node runs as; None for a node on the main line."""
-    if not (isinstance(path, tuple | list) and path and path[0] == "__pregel_push"):
-        return None
-    last = task.rpartition("|")[2]
-    return f"{outer}/{last}"[-200:] if outer else last[-200:]
-
-
-def _attempt(branch: str, failed_before: int) -> str:
-    """The branch name of one attempt; later attempts have names of their own."""
-    return f"{branch}#{failed_before + 1}" if failed_before else branch
-
-
-def _destinations(chosen: Any, labels: Mapping[Any, str]) -> list[str]:
-    """Names of the nodes that a branch function's answer, or a command's ``goto``, stands for."""
-    items = chosen if isinstance(chosen, list | tuple) and not isinstance(chosen, Send) else [chosen]
-    names: list[Any] = []
-    for item in items:
-        if isinstance(item, Send):
-            names.append(item.node)
-        elif isinstance(item, str | int):
-            names.append(labels.get(item, item))
-    return [n for n in names if isinstance(n, str)]
-
-
-def _agents_behind(target: str, binding: Binding) -> list[str]:
-    """The agents that ``target`` leads to by plain edges; itself, when nobody said which nodes are agents."""
-    if target.startswith("__"):
-        return []
-    if not binding.agents:
-        return [target]
-    found: list[str] = []
-    seen = {target}
-    todo = [target]
-    while todo:
-        node = todo.pop(0)
-        if node in binding.agents:
-            found.append(node)
-            continue
-        for after in binding.successors.get(node, ()):
-            if after not in seen and not after.startswith("__"):
-                seen.add(after)
-                todo.append(after)
-    return found
-
-
-def _outcome(error: BaseException | None) -> WorkflowOutcome:
-    if error is None or isinstance(error, GraphBubbleUp):
-        return "done"
-    if isinstance(error, asyncio.CancelledError | GeneratorExit | KeyboardInterrupt):
-        return "cancelled"
-    if isinstance(error, GraphRecursionError):
-        return "limit"
-    return "error"
