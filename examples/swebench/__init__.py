@@ -1,0 +1,1 @@
+"""A planner, a coder and a tester that fix bugs in small repositories, scored by SWE-bench's rule."""

@@ -1,0 +1,5 @@
+"""A bounded dict."""
+
+from recent.cache import Recent
+
+__all__ = ["Recent"]
