@@ -110,11 +110,15 @@ class AgentEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolStarted(Event):
-    """A tool call begins. ``call_id`` ties it to its :class:`ToolEnded`."""
+    """A tool call begins. ``call_id`` ties it to its :class:`ToolEnded`.
+
+    ``variant`` tells kinds of use apart that take different times: of a shell tool, the command.
+    """
 
     kind: ClassVar[str] = "tool_started"
     tool: str = ""
     call_id: str = ""
+    variant: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,9 +189,10 @@ _STRINGS = frozenset(
         "slot",
         "request",
         "branch",
+        "variant",
     }
 )
-_OPTIONAL = frozenset({"agent", "parent", "graph", "tenant", "request", "branch", "step"})
+_OPTIONAL = frozenset({"agent", "parent", "graph", "tenant", "request", "branch", "step", "variant"})
 _CLOSED: Mapping[str, frozenset[str]] = {
     "tool_ended": frozenset(get_args(ToolOutcome)),
     "workflow_ended": frozenset(get_args(WorkflowOutcome)),

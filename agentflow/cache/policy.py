@@ -65,7 +65,7 @@ class CallFinished(NamedTuple):
     ``host_tokens`` of the cached ones were loaded from the host, which took ``reload_seconds``. It waited
     ``queue_seconds`` until it first ran, and its prompt was computed in ``prefill_seconds``. Seconds are 0.0
     where the engine does not tell. ``tool`` is the tool that its answer calls, as recognised from the text, for
-    callers that send no events.
+    callers that send no events; ``variant`` is what kind of use of it.
     """
 
     request: str
@@ -78,6 +78,7 @@ class CallFinished(NamedTuple):
     prefill_seconds: float = 0.0
     reload_seconds: float = 0.0
     tool: str | None = None
+    variant: str | None = None
 
 
 class Evicted(NamedTuple):
@@ -172,6 +173,10 @@ class Policy:
 
     #: The name by which it is chosen.
     name: ClassVar[str] = ""
+    #: ``score_node`` depends only on who touched the node and on what is known of their workflows. A score then
+    #: stays valid until the node is touched again or one of those workflows is heard of (an event, a call), and
+    #: the leaves in question need not all be scored again at every eviction.
+    scores_by_owner: ClassVar[bool] = False
 
     def __init__(self, ledger: Ledger, clock: Callable[[], float]) -> None:
         self.ledger = ledger
