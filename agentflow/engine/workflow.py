@@ -57,6 +57,7 @@ class WorkflowRun:
     """Numbers the events of one workflow, hands them to the engine, and sums up usage per agent.
 
     Thread-safe; every method is O(1). The event log and the decisions kept are bounded by ``LOG_LIMIT``.
+    ``after_seq`` is the last sequence number of an earlier run of the same workflow.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class WorkflowRun:
         *,
         tenant: str | None = None,
         parent: str | None = None,
+        after_seq: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.engine = engine
@@ -77,9 +79,14 @@ class WorkflowRun:
         self.decisions: deque[Decision] = deque(maxlen=LOG_LIMIT)
         self.dropped_events = 0
         self._clock = clock
-        self._seq = 0
+        self._seq = after_seq
         self._steps = 0
         self._lock = threading.Lock()
+
+    @property
+    def last_seq(self) -> int:
+        """The sequence number of the newest event."""
+        return self._seq
 
     def next_step(self) -> int:
         """The number of the agent step that begins now, from 0."""

@@ -10,10 +10,12 @@ from typing import Any, TypeAlias
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.types import Command
 from pydantic import BaseModel, ValidationError
 
 from agentflow.engine.base import Engine
+from agentflow.engine.chat_model import AgentflowChat
 from agentflow.engine.context import binder, current, current_run, run_for
 from agentflow.engine.workflow import WorkflowRun
 from agentflow.errors import OutputError, OutputInvalid, UsageError
@@ -232,12 +234,16 @@ class _Ready:
         sampled: Any = model.bind(**agent.sampling) if agent.sampling else model
         talk: Any = None
         structured: Any = None
+        options = agent.sampling
         if agent.tools:
-            talk = model.bind_tools(list(tool_executor(agent.tools).tools.values()), **agent.sampling)
+            tools = list(tool_executor(agent.tools).tools.values())
+            talk = model.bind_tools(tools, **agent.sampling)
+            if isinstance(model, AgentflowChat):  # the same prompt up to the answer, so that its KV is found again
+                options["tools"] = [convert_to_openai_tool(t) for t in tools]
         elif agent.output is None:
             talk = sampled
         if agent.output is not None:
-            structured = model.with_structured_output(agent.output, include_raw=True, **agent.sampling)
+            structured = model.with_structured_output(agent.output, include_raw=True, **options)
         head = [SystemMessage(agent.instructions)] if agent.instructions else []
         return cls(head, talk, structured, engine if isinstance(engine, Engine) else None)
 

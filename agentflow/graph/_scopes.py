@@ -56,6 +56,8 @@ class Workflows:
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}
         self._paused: OrderedDict[str, WorkflowRun] = OrderedDict()
+        #: Where the numbering of ended workflows goes on, should their id be used again.
+        self._last_seq: OrderedDict[str, int] = OrderedDict()
         self._lock = threading.Lock()
 
     def enter(self, engine: Engine, root: RootScope) -> tuple[WorkflowRun, Entry]:
@@ -66,7 +68,8 @@ class Workflows:
                 live.roots += 1
                 return live.run, "joined"
             known = self._paused.pop(root.workflow, None)
-            run = known or WorkflowRun(engine, root.workflow, tenant=root.tenant)
+            after = self._last_seq.pop(root.workflow, 0)
+            run = known or WorkflowRun(engine, root.workflow, tenant=root.tenant, after_seq=after)
             self._live[root.workflow] = _Live(run)
         return run, "resumed" if known is not None or root.resumes else "started"
 
@@ -85,6 +88,15 @@ class Workflows:
                 if len(self._paused) > PAUSED_LIMIT:
                     self._paused.popitem(last=False)
             return True
+
+    def ended(self, root: RootScope, run: WorkflowRun) -> None:
+        """Remember how far the events of an ended workflow were numbered, if its id may come again."""
+        if root.workflow == str(root.run_id):
+            return
+        with self._lock:
+            self._last_seq[root.workflow] = run.last_seq
+            if len(self._last_seq) > PAUSED_LIMIT:
+                self._last_seq.popitem(last=False)
 
     def counts(self) -> tuple[int, int]:
         """How many are running and how many paused."""

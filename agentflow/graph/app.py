@@ -80,7 +80,7 @@ class AgentApp(CompiledStateGraph[Any, Any, Any, Any]):
         thread_id: str | None = None,
         tenant: str | None = None,
         max_steps: int | None = None,
-        context: Any = None,
+        **options: Any,
     ) -> RunResult:
         """Run the graph and say what came of it, with usage, timings and decisions per agent.
 
@@ -91,12 +91,13 @@ class AgentApp(CompiledStateGraph[Any, Any, Any, Any]):
 
         ``workflow_id`` names the workflow in events; without it the ``thread_id`` does, so that a run that
         was paused goes on as the same workflow, and without both every run has an id of its own.
+        ``options`` are those of LangGraph's ``stream``: ``context``, ``durability``, ``interrupt_before``, ...
         """
         config = self._run_config(config, workflow_id, thread_id, tenant, max_steps)
         watch = _Watch(self, config)
         token = collected_runs.set(watch.runs)
         try:
-            for mode, chunk in self.stream(input, config, stream_mode=["values", "updates"], context=context):
+            for mode, chunk in self.stream(input, config, stream_mode=["values", "updates"], **options):
                 watch.take(mode, chunk)
         except Exception as error:
             watch.stopped(error)
@@ -113,14 +114,14 @@ class AgentApp(CompiledStateGraph[Any, Any, Any, Any]):
         thread_id: str | None = None,
         tenant: str | None = None,
         max_steps: int | None = None,
-        context: Any = None,
+        **options: Any,
     ) -> RunResult:
         """Like :meth:`run`, without blocking the event loop."""
         config = self._run_config(config, workflow_id, thread_id, tenant, max_steps)
         watch = _Watch(self, config)
         token = collected_runs.set(watch.runs)
         try:
-            async for mode, chunk in self.astream(input, config, stream_mode=["values", "updates"], context=context):
+            async for mode, chunk in self.astream(input, config, stream_mode=["values", "updates"], **options):
                 watch.take(mode, chunk)
         except Exception as error:
             watch.stopped(error)

@@ -11,6 +11,7 @@ from langgraph.graph import StateGraph
 from langgraph.types import Checkpointer
 
 from agentflow.engine.base import Engine
+from agentflow.engine.chat_model import AgentflowChat
 from agentflow.errors import UsageError
 from agentflow.graph._node import AgentNode, AgentSpec, PromptFunction, Writes, positional_count
 from agentflow.graph._sink import event_sink
@@ -146,6 +147,4 @@ def _chat_model(engine: Engine | BaseChatModel | None) -> BaseChatModel | None:
         return engine
     if not isinstance(engine, Engine):
         raise UsageError(f"engine must be an Engine or a LangChain chat model, not {type(engine).__name__}")
-    from agentflow.engine.chat_model import AgentflowChat
-
     return AgentflowChat(engine=engine)

@@ -332,6 +332,7 @@ class AgentflowHandler(GraphCallbackHandler):
             if error is not None:
                 abort_calls(root.workflow)
             run.emit(WorkflowEnded, outcome=outcome)
+            workflows_of(run.engine).ended(root, run)
 
     def abandon(self, run_id: UUID) -> None:
         """Nobody wants the results of the graph run ``run_id`` any more: stop the calls that run in it."""

@@ -12,6 +12,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphRecursionError
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.message import add_messages
+from langgraph.runtime import Runtime
 from langgraph.types import Command, RetryPolicy, Send, interrupt
 from pydantic import BaseModel
 
@@ -228,6 +229,8 @@ def test_tools_and_structured_output(runner: Runner) -> None:
     engine = ScriptedEngine([tool_call("double", x=2), "it is four", {"passed": True}])
     assert runner.run(judge(output=Verdict, tools=[double]).compile(engine=engine), {}).state["verdict"].passed
     assert engine.calls[-1].sampling.json_schema is not None
+    talked, structured = (list(c.token_ids) for c in list(engine.calls)[1:])
+    assert structured[: len(talked)] == talked
     engine = ScriptedEngine([tool_call("double", x=2), '{"passed": false}'])
     assert not runner.run(judge(output=Verdict, tools=[double]).compile(engine=engine), {}).state["verdict"].passed
 
@@ -477,6 +480,47 @@ def test_a_nodes_error_is_the_outcome_with_the_state_before_it(runner: Runner) -
     with pytest.raises(EngineTimeout):
         result.raise_for_outcome()
     assert of_kind(engine, "workflow_ended")[0].outcome == "error"
+
+
+def test_turns_of_one_conversation_are_one_workflow_in_order(runner: Runner) -> None:
+    engine = ScriptedEngine(lambda call: "x")
+    app = planner_coder().compile(InMemorySaver(), engine=engine)
+    for _ in range(3):
+        runner.run(app, {"task": "x"}, thread_id="talk")
+    assert kinds(engine, "workflow") == ["workflow_started", "workflow_ended"] * 3
+    assert {e.workflow for e in engine.events} == {"talk"}
+    assert_in_order(engine.events)
+
+
+def test_langgraphs_options_reach_the_run(runner: Runner) -> None:
+    class Context(TypedDict):
+        style: str
+
+    graph = AgentGraph(State, context_schema=Context)
+    graph.add_node("ask", _style)
+    graph.add_agent(Agent("a"), prompt=lambda s: s["task"], writes="plan")
+    graph.add_edge(START, "ask")
+    graph.add_edge("ask", "a")
+    engine = ScriptedEngine(["x"])
+    app = graph.compile(InMemorySaver(), engine=engine)
+    paused = runner.run(app, {}, thread_id="t", context={"style": "terse"}, interrupt_before=["a"], durability="sync")
+    assert (paused.outcome, paused.state["task"]) == ("paused", "be terse")
+    assert kinds(engine)[-1] == "workflow_paused"
+
+
+def _style(state: State, runtime: Runtime[Any]) -> State:
+    return {"task": "be " + runtime.context["style"]}
+
+
+def test_five_hundred_tool_calls_in_one_message(runner: Runner) -> None:
+    engine = ScriptedEngine([[tool_call("double", x=i) for i in range(500)], "done"])
+    graph = AgentGraph(Talk)
+    graph.add_agent(Agent("a", tools=[double]), prompt=lambda s: "go", writes="answer", history="past")
+    graph.add_edge(START, "a")
+    result = runner.run(graph.compile(engine=engine), {})
+    answers = [m.content for m in result.state["past"] if isinstance(m, ToolMessage)]
+    assert answers == [str(2 * i) for i in range(500)]
+    assert result.agents["a"].tools["double"].calls == 500
 
 
 def test_state_history_time_travel_and_updates_work() -> None:

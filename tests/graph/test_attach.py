@@ -21,7 +21,7 @@ from langgraph.types import Command, interrupt
 from agentflow import AgentflowChat
 from agentflow.engine.scripted import ScriptedEngine, tool_call
 from agentflow.errors import UsageError
-from agentflow.graph import ambient, attach
+from agentflow.graph import ambient, attach, tool_node
 from agentflow.graph._scopes import PAUSED_LIMIT, Workflows, workflows_of
 from tests.graph.graph_helpers import Runner, assert_in_order, kinds, of_kind
 
@@ -87,6 +87,20 @@ def test_one_changed_line_is_enough(runner: Runner) -> None:
     model = AgentflowChat(engine=engine)  # the changed line
     app = react(model).compile()
     assert runner.invoke(app, QUESTION)["messages"][-1].content == "Rain."
+    assert_react_events(engine)
+
+
+def test_agentflows_tool_node_in_a_plain_graph(runner: Runner) -> None:
+    """Its tools emit their own events, once, under the agent that called them."""
+    engine = script()
+    bound = AgentflowChat(engine=engine).bind_tools([weather])
+    graph = StateGraph(MessagesState)
+    graph.add_node("chatbot", lambda s: {"messages": [bound.invoke(s["messages"])]})
+    graph.add_node("tools", tool_node([weather]))
+    graph.add_edge(START, "chatbot")
+    graph.add_conditional_edges("chatbot", tools_condition)
+    graph.add_edge("tools", "chatbot")
+    runner.invoke(graph.compile(), QUESTION)
     assert_react_events(engine)
 
 
