@@ -215,21 +215,37 @@ PolicyFactory = Callable[..., Policy]
 #: A policy's name, or a mapping with ``name`` and its options (JSON-ready, so that it can travel).
 PolicySpec = str | Mapping[str, Any]
 _REGISTRY: dict[str, PolicyFactory] = {}
+#: Where agentflow's own policies are; each is imported when it is asked for.
+_BUILTIN: Mapping[str, str] = {
+    "autellix": "agentflow.cache.baselines:Autellix",
+    "continuum": "agentflow.cache.baselines:Continuum",
+    "continuum-preview": "agentflow.cache.baselines:ContinuumPreview",
+    "fifo": "agentflow.cache.baselines:FIFO",
+    "infercept": "agentflow.cache.baselines:InferCept",
+    "kvflow": "agentflow.cache.baselines:KVFlow",
+    "kvflow-oracle": "agentflow.cache.baselines:KVFlowOracle",
+    "lfu": "agentflow.cache.baselines:LFU",
+    "lifecycle": "agentflow.cache.lifecycle:Lifecycle",
+    "lru": "agentflow.cache.baselines:LRU",
+    "priority": "agentflow.cache.baselines:Priority",
+    "session": "agentflow.cache.baselines:SessionReferenced",
+    "slru": "agentflow.cache.baselines:SLRU",
+    "ttl": "agentflow.cache.ttl:TTL",
+}
 
 
 def register_policy(name: str, factory: PolicyFactory) -> None:
     """Make ``factory`` (a Policy class, mostly) available as ``name``. A name can be taken once."""
     if not name:
         raise UsageError("a policy needs a name")
-    if name in _REGISTRY and _REGISTRY[name] is not factory:
+    if name in _BUILTIN or _REGISTRY.get(name, factory) is not factory:
         raise UsageError(f"a policy named {name!r} is already registered")
     _REGISTRY[name] = factory
 
 
 def policy_names() -> list[str]:
     """Names that :func:`make_policies` knows."""
-    _load_builtin()
-    return sorted(_REGISTRY)
+    return sorted({*_REGISTRY, *_BUILTIN})
 
 
 def spec_name(spec: PolicySpec) -> str:
@@ -243,13 +259,12 @@ def make_policies(specs: Sequence[PolicySpec], ledger: Ledger, clock: Callable[[
     ``module:Class`` names a policy class of the user's own. Raises :class:`~agentflow.errors.UsageError` for an
     unknown name or options that the policy does not take.
     """
-    _load_builtin()
     out: list[Policy] = []
     for spec in specs:
         name = spec_name(spec)
-        factory = _REGISTRY.get(name) or _import(name)
+        factory = _REGISTRY.get(name) or _import(_BUILTIN.get(name, name))
         if factory is None:
-            raise UsageError(f"unknown policy {name!r}; known: {', '.join(sorted(_REGISTRY))}, or module:Class")
+            raise UsageError(f"unknown policy {name!r}; known: {', '.join(policy_names())}, or module:Class")
         options = {} if isinstance(spec, str) else {k: v for k, v in spec.items() if k != "name"}
         try:
             out.append(factory(ledger, clock, **options))
@@ -271,11 +286,3 @@ def _import(name: str) -> PolicyFactory | None:
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise UsageError(f"policy {name!r} is not a subclass of agentflow.cache.policy.Policy")
     return found
-
-
-def _load_builtin() -> None:
-    from agentflow.cache import baselines, lifecycle
-
-    builtin: tuple[type[Policy], ...] = (lifecycle.Lifecycle, *baselines.POLICIES)
-    for cls in builtin:
-        register_policy(cls.name, cls)
