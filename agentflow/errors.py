@@ -22,6 +22,7 @@
     |   +-- RemoteError             the remote server answered with an error
     +-- CallAborted                 the call was stopped by abort(); nothing is wrong with the engine
     +-- EventError                  an event or hint that cannot be read
+    +-- TraceError                  a trace file that cannot be read or written
     +-- OutputError                 the model's answer does not fit what was asked for
     |   +-- OutputTruncated         cut at the token limit before it was complete
     |   +-- OutputInvalid           complete, but not of the asked form
@@ -60,6 +61,7 @@ __all__ = [
     "ScriptError",
     "SetupError",
     "ToolFailure",
+    "TraceError",
     "UsageError",
     "WorkflowStopped",
 ]
@@ -147,6 +149,10 @@ class CallAborted(AgentflowError, RuntimeError):
 
 class EventError(AgentflowError):
     """An event or hint that cannot be read. Receivers count it and go on."""
+
+
+class TraceError(AgentflowError):
+    """A trace file that cannot be read or written; the message names the file, and the line where it is one."""
 
 
 class OutputError(AgentflowError):
