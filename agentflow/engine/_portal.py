@@ -12,7 +12,7 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
 from agentflow.errors import EngineClosed, UsageError
@@ -31,11 +31,18 @@ class Portal:
     """A daemon thread running one event loop.
 
     Coroutines given to it run there, in the context variables of their caller. :meth:`close` cancels what
-    still runs; its callers then get ``closed_error()``, as does every call made afterwards.
+    still runs, then awaits ``cleanup()``; callers then get ``closed_error()``, as does every later call.
     """
 
-    def __init__(self, name: str = "agentflow", *, closed_error: Callable[[], Exception] = _engine_closed) -> None:
+    def __init__(
+        self,
+        name: str = "agentflow",
+        *,
+        cleanup: Callable[[], Awaitable[None]] | None = None,
+        closed_error: Callable[[], Exception] = _engine_closed,
+    ) -> None:
         self.loop = asyncio.new_event_loop()
+        self._cleanup = cleanup
         self._closed_error = closed_error
         self._closed = False
         self._lock = threading.Lock()
@@ -155,7 +162,7 @@ class Portal:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
-            self.loop.run_until_complete(self._cancel_all())
+            self.loop.run_until_complete(self._end())
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         finally:
             asyncio.set_event_loop(None)
@@ -164,12 +171,18 @@ class Portal:
                 with contextlib.suppress(concurrent.futures.InvalidStateError):
                     future.set_exception(self._closed_error())
 
-    async def _cancel_all(self) -> None:
+    async def _end(self) -> None:
         tasks = [t for t in asyncio.all_tasks(self.loop) if t is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=3.0)
+        if self._cleanup is not None:
+            try:
+                async with asyncio.timeout(1.0):
+                    await self._cleanup()
+            except Exception as error:
+                log.warning("cleaning up after the engine failed: %s", error)
 
     def _submit(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         with self._lock:

@@ -75,7 +75,7 @@ class Server:
 
     async def with_retries(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do ``work``; after a :class:`TransientError` again, up to ``retries`` times, waiting longer each time."""
-        back_off = wait_exponential_jitter(initial=0.1, max=5.0, jitter=0.1)
+        back_off = wait_exponential_jitter(multiplier=0.1, max=5.0, jitter=0.1)
 
         def wait(state: RetryCallState) -> float:
             error = state.outcome.exception() if state.outcome is not None else None
@@ -85,6 +85,9 @@ class Server:
         def count(state: RetryCallState) -> None:
             self.retried += 1
 
+        async def attempt() -> T:
+            return await work()
+
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(TransientError),
             stop=stop_after_attempt(self._retries + 1),
@@ -93,7 +96,7 @@ class Server:
             reraise=True,
         )
         try:
-            return await retrying(work)
+            return await retrying(attempt)
         except TransientError as error:
             tries = f" ({self._retries + 1} tries)" if self._retries else ""
             raise RemoteError(f"{error}{tries}", status=error.status) from error

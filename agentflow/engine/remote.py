@@ -86,10 +86,12 @@ class RemoteEngine(Engine):
         self.has_plugin = True
         self._counters: Counter[str] = Counter()
         self._running: dict[str, _Running] = {}
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._leaving = asyncio.Event()
         self._closed = False
         self._incremental = False
         self._server = Server(url, api_key=api_key, headers=headers, connect_limit=connect_limit, retries=retries)
-        self._portal = Portal("agentflow-remote")
+        self._portal = Portal("agentflow-remote", cleanup=self._server.aclose)
         self._events = EventBuffer(self._portal, self._send_events)
         self._finalizer = weakref.finalize(self, self._portal.close)
         try:
@@ -249,7 +251,7 @@ class RemoteEngine(Engine):
         finally:
             del self._running[call.request_id]
             if not reading.done:
-                self._portal.spawn(self._say_abort(running))
+                self._abort_in_background(running)
 
     async def _open(
         self, call: Call, running: _Running, stream: bool
@@ -272,7 +274,7 @@ class RemoteEngine(Engine):
             return await _following(answer, None), answer
         except TransientError:
             self._events.restore(events)
-            self._portal.spawn(self._say_abort(_Running(running.rid)))
+            self._abort_in_background(_Running(running.rid))
             running.rid = f"retry{self._server.retried + 1}-{call.request_id}"
             raise
         except BaseException:
@@ -317,22 +319,32 @@ class RemoteEngine(Engine):
         running = self._running.get(request_id)
         if running is not None:
             running.aborted = True
-            self._portal.spawn(self._say_abort(running, while_running=request_id))
+            self._abort_in_background(running, while_running=request_id)
 
-    async def _say_abort(self, running: _Running, *, while_running: str | None = None) -> None:
+    def _abort_in_background(self, running: _Running, *, while_running: str | None = None) -> None:
+        task = asyncio.get_running_loop().create_task(self._say_abort(running, while_running))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def _say_abort(self, running: _Running, while_running: str | None) -> None:
+        """Ask the server to stop a call; again while the call goes on, since an abort may overtake its call."""
         for pause in _ABORT_PAUSES if while_running is not None else _ABORT_PAUSES[:2]:
-            await asyncio.sleep(pause)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), pause)
             if while_running is not None and self._running.get(while_running) is not running:
                 return
             with contextlib.suppress(EngineFailure, BadRequest):
                 await self._server.post("/abort_request", {"rid": running.rid})
+            if self._leaving.is_set():
+                return
 
     async def _farewell(self) -> None:
-        async with asyncio.timeout(2.0):
-            for running in list(self._running.values()):
-                with contextlib.suppress(EngineFailure, BadRequest):
-                    await self._server.post("/abort_request", {"rid": running.rid})
-            await self._server.aclose()
+        """Abort what runs, and see that it is heard."""
+        self._leaving.set()
+        for running in self._running.values():
+            self._abort_in_background(running)
+        if self._aborts:
+            await asyncio.wait(self._aborts, timeout=2.0)
 
     # -- checks --------------------------------------------------------------------------------------------
 
