@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND", "run_demo"]
 
 #: KV pool in tokens: room for the calls that run at once, not for all that the workflows have computed.
-POOL_TOKENS = 1536
+POOL_TOKENS = 1024
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -45,19 +45,19 @@ class Verdict(BaseModel):
 planner = Agent(
     "plan",
     "You plan how to check a claim against an encyclopedia. List the facts to look up, in order, one short line each.",
-    sampling={"max_tokens": 64},
+    sampling={"max_tokens": 48},
 )
 querier = Agent(
     "query",
     "You search an encyclopedia to check a claim. Read the notes, then write one search query of a few words for"
     f" the next missing fact. Write {DONE} if the notes are enough. Answer with the query alone.",
-    sampling={"max_tokens": 24, "stop": ("\n",)},
+    sampling={"max_tokens": 16, "stop": ("\n",)},
 )
 noter = Agent(
     "note",
     "You read search results to check a claim. Write one short sentence with the fact in them that matters for the"
     " claim and is not yet in the notes.",
-    sampling={"max_tokens": 48, "stop": ("\n",)},
+    sampling={"max_tokens": 32, "stop": ("\n",)},
 )
 verifier = Agent(
     "verify",
