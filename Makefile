@@ -19,7 +19,6 @@ lint: ## Check format and lint, changing nothing
 
 types: ## Check types, strictly
 	$(RUN) mypy
-	$(RUN) mypy examples
 
 arch: ## Check the rules on imports and file length
 	$(RUN) pytest tests/test_architecture.py
