@@ -32,7 +32,7 @@ test-all: ## Run all tests, those that take minutes or want a GPU too
 check: lint types arch test ## All that CI checks
 
 bench: ## Measure the framework's own overhead
-	$(RUN) pytest -m bench -s tests
+	$(RUN) python -m agentflow.bench.overhead
 
 demo: ## Run the demo on the embedded engine
 	$(RUN) agentflow demo
