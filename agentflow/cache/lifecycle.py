@@ -20,6 +20,7 @@ class Lifecycle(Policy):
     """Retired before active; ties go to the runtime's recency order. O(owners of the node), mostly O(1)."""
 
     name = "lifecycle"
+    scores_by_owner = True
 
     def score_node(self, node: NodeRecord) -> Score:
         return ACTIVE if self.ledger.is_live(node) else RETIRED

@@ -127,6 +127,11 @@ class Runtime:
         return bool(self._node_scorers)
 
     @property
+    def scores_by_owner(self) -> bool:
+        """Whether nodes need scoring again only when they are touched or a workflow of theirs is heard of."""
+        return all(p.scores_by_owner for p in self._node_scorers)
+
+    @property
     def ranks_calls(self) -> bool:
         """Whether any policy has an opinion on waiting calls."""
         return bool(self._call_scorers)

@@ -5,6 +5,7 @@ from agentflow.cache.baselines.continuum import Continuum, ContinuumPreview
 from agentflow.cache.baselines.infercept import InferCept
 from agentflow.cache.baselines.kvflow import KVFlow, KVFlowOracle
 from agentflow.cache.baselines.lru import LRU
+from agentflow.cache.baselines.oracle import Belady
 from agentflow.cache.baselines.session import SessionReferenced
 from agentflow.cache.baselines.strategies import FIFO, LFU, SLRU, Priority
 from agentflow.cache.policy import Policy
@@ -16,6 +17,7 @@ __all__ = [
     "POLICIES",
     "SLRU",
     "Autellix",
+    "Belady",
     "Continuum",
     "ContinuumPreview",
     "InferCept",
@@ -38,4 +40,5 @@ POLICIES: tuple[type[Policy], ...] = (
     Continuum,
     InferCept,
     Autellix,
+    Belady,
 )
