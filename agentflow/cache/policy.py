@@ -218,6 +218,7 @@ _REGISTRY: dict[str, PolicyFactory] = {}
 #: Where agentflow's own policies are; each is imported when it is asked for.
 _BUILTIN: Mapping[str, str] = {
     "autellix": "agentflow.cache.baselines:Autellix",
+    "belady": "agentflow.cache.baselines:Belady",
     "continuum": "agentflow.cache.baselines:Continuum",
     "continuum-preview": "agentflow.cache.baselines:ContinuumPreview",
     "fifo": "agentflow.cache.baselines:FIFO",
