@@ -77,7 +77,7 @@ class SpanTrie:
             first = int(path[start])
             child = node.children.get(first)
             if child is None:
-                child = _Node(path, start, end, node)
+                child = _Node(path[start:end].copy(), 0, end - start, node)  # keeps no other part of the path
                 node.children[first] = child
                 return child
             n = min(end - start, child.end - child.start)
