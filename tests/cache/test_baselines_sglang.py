@@ -116,7 +116,13 @@ def test_kv_of_closed_sessions_goes_first_then_what_fewest_open_ones_use(drive: 
     assert d.why("b").reason.startswith("used by no open session")
 
 
-STRATEGIES = {"lru": "LRUStrategy", "lfu": "LFUStrategy", "slru": "SLRUStrategy", "fifo": "FIFOStrategy", "priority": "PriorityStrategy"}  # fmt: skip
+STRATEGIES = {
+    "lru": "LRUStrategy",
+    "lfu": "LFUStrategy",
+    "slru": "SLRUStrategy",
+    "fifo": "FIFOStrategy",
+    "priority": "PriorityStrategy",
+}
 
 
 @pytest.mark.engine
