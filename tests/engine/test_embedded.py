@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from agentflow.engine.base import Call, Chunk, Coordinates, EngineStats, Sampling
+from agentflow.engine.base import Call, Chunk, Coordinates, EngineStats, Sampling, new_id
 from agentflow.errors import (
     BadRequest,
     BadSampling,
@@ -36,11 +37,12 @@ def call(engine: EmbeddedEngine, text: str = "Tell me about foxes.", **fields: o
 
 
 def wait_until_idle(engine: EmbeddedEngine, seconds: float = 5.0) -> EngineStats:
-    """The engine's statistics once nothing runs in its scheduler; fails after ``seconds``."""
+    """The engine's statistics once nothing runs in its scheduler or holds slots; fails after ``seconds``."""
     deadline = time.monotonic() + seconds
     while True:
         stats = engine.stats()
-        if stats.running == 0 and stats.waiting == 0:
+        assert stats.device_free + stats.device_cached + stats.device_held == stats.device_total or stats.running
+        if stats.running == 0 and stats.waiting == 0 and stats.device_held == 0:
             return stats
         assert time.monotonic() < deadline, f"still running: {stats}"
 
@@ -168,8 +170,6 @@ async def test_cancelling_the_caller_stops_the_work_and_frees_its_slots(engine: 
     with pytest.raises(asyncio.CancelledError):
         await task
     stats = await asyncio.to_thread(wait_until_idle, engine, 1.0)
-    assert stats.device_held == 0
-    assert stats.device_free + stats.device_cached == stats.device_total
     assert stats.device_cached < 2000
 
 
@@ -180,8 +180,7 @@ async def test_cancelling_at_once_stops_a_call_that_has_hardly_begun(engine: Emb
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    stats = await asyncio.to_thread(wait_until_idle, engine, 1.0)
-    assert stats.device_free + stats.device_cached == stats.device_total
+    await asyncio.to_thread(wait_until_idle, engine, 1.0)
 
 
 async def test_leaving_a_stream_early_stops_the_work(engine: EmbeddedEngine) -> None:
@@ -263,10 +262,10 @@ def test_policies_change_without_a_restart(engine: EmbeddedEngine) -> None:
 
 
 def test_host_tier_serves_what_the_device_evicted(engine: EmbeddedEngine) -> None:
-    engine.generate(call(engine, "alpha " * 1000))
-    for i in range(6):
-        engine.generate(call(engine, f"filler {i} " * 400))
-    again = engine.generate(call(engine, "alpha " * 1000))
+    prompts = [Call(token_ids=[1000 + i, *range(2000, 2999)], sampling=Sampling(max_tokens=1)) for i in range(6)]
+    for prompt in prompts:  # 6,000 tokens: more than the device pool, less than the host tier
+        engine.generate(prompt)
+    again = engine.generate(replace(prompts[0], request_id=new_id("call")))
     assert again.usage.cached_host > 900
 
 

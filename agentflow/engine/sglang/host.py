@@ -46,7 +46,7 @@ def main(fd: int) -> None:
     options: ServerOptions = first[1]
     threading.Thread(target=_end_with_parent, args=(sock, os.getppid()), daemon=True).start()
     try:
-        sock.sendall(pack(("phase", "loading libraries")))
+        sock.sendall(pack(("phase", "loading torch")))
         engine, cpu = _start(sock, options)
     except BaseException as error:
         sock.sendall(pack(("failed", type(error).__name__, str(error))))
@@ -63,6 +63,7 @@ def _start(sock: socket.socket, options: ServerOptions) -> tuple[Any, bool]:
     if cpu:
         options = memory.fit(options)
         quick_start.prepare(options.model_path)
+    sock.sendall(pack(("phase", "loading SGLang")))
     arguments = server_arguments(options, cpu=cpu)
     engine_class = launch.engine_class(fork=cpu, unwanted=sock)
     sock.sendall(pack(("phase", "starting the scheduler and loading the model")))

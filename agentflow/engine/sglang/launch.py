@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import signal
 import socket
+from collections.abc import Callable, Iterable
 from typing import Any
 
 __all__ = ["engine_class"]
@@ -21,35 +22,42 @@ def engine_class(*, fork: bool, unwanted: socket.socket) -> type:
     from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
     from sglang.srt.managers.scheduler import run_scheduler_process
 
-    if not fork:
-        return Engine  # type: ignore[no-any-return]
-
-    def scheduler(*args: Any, **kwargs: Any) -> None:
-        _as_new(unwanted, "scheduler")
-        run_scheduler_process(*args, **kwargs)
-
-    def detokenizer(*args: Any, **kwargs: Any) -> None:
-        _as_new(unwanted, "detokenizer")
-        run_detokenizer_process(*args, **kwargs)
-
-    class ForkingEngine(Engine):  # type: ignore[misc]
-        run_scheduler_process_func = staticmethod(scheduler)
-        run_detokenizer_process_func = staticmethod(detokenizer)
-
+    class NamingEngine(Engine):  # type: ignore[misc]
         @classmethod
         def _launch_scheduler_processes(cls, *args: Any, **kwargs: Any) -> Any:
-            mp.set_start_method("fork", force=True)
-            return super()._launch_scheduler_processes(*args, **kwargs)
+            if fork:
+                mp.set_start_method("fork", force=True)
+            result, processes = super()._launch_scheduler_processes(*args, **kwargs)
+            _name(processes, "scheduler")
+            return result, processes
 
-    return ForkingEngine
+        @classmethod
+        def _launch_detokenizer_subprocesses(cls, *args: Any, **kwargs: Any) -> Any:
+            processes, names = super()._launch_detokenizer_subprocesses(*args, **kwargs)
+            _name(processes, "detokenizer")
+            return processes, names
+
+    if fork:
+        NamingEngine.run_scheduler_process_func = staticmethod(_as_new(run_scheduler_process, unwanted))
+        NamingEngine.run_detokenizer_process_func = staticmethod(_as_new(run_detokenizer_process, unwanted))
+    return NamingEngine
 
 
-def _as_new(unwanted: socket.socket, name: str) -> None:
-    """Undo what a forked child inherited and a spawned one would not have."""
-    from sglang.srt import plugins
+def _name(processes: Iterable[Any], name: str) -> None:
+    for number, process in enumerate(processes):
+        process.name = name if number == 0 else f"{name} {number}"
 
-    unwanted.close()
-    plugins._plugins_loaded = False  # plugins do other things in a scheduler than in the main process
-    mp.current_process().name = name
-    for number in (signal.SIGQUIT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+
+def _as_new(run: Callable[..., None], unwanted: socket.socket) -> Callable[..., None]:
+    """Undo what a forked child inherited and a spawned one would not have, then run."""
+
+    def in_child(*args: Any, **kwargs: Any) -> None:
+        from sglang.srt import plugins
+
+        unwanted.close()
+        plugins._plugins_loaded = False  # plugins do other things in a scheduler than in the main process
+        for number in (signal.SIGQUIT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        run(*args, **kwargs)
+
+    return in_child
