@@ -16,7 +16,7 @@ from agentflow.events import (
     WorkflowStarted,
 )
 
-__all__ = ["NotedCall", "NotedWorkflow", "Tally", "edges_of", "workflow_of"]
+__all__ = ["NotedCall", "NotedWorkflow", "Tally", "edges_of", "waits_of", "workflow_of"]
 
 #: What a call's agent is called when its coordinates name none.
 NO_AGENT = "(none)"
@@ -76,7 +76,7 @@ def workflow_of(
 ) -> TraceWorkflow:
     """The workflow in the trace. ``zero`` is when the trace began."""
     calls = sorted(noted.calls, key=lambda c: (c.started, c.ended))
-    waits = _waits(calls)
+    waits = waits_of(calls)
     by_id = {c.id: c for c in calls}
     arrival = noted.began
     bases = {c.id: max([by_id[w].ended for w in waits[c.id]], default=arrival) for c in calls}
@@ -115,7 +115,7 @@ def workflow_of(
     )
 
 
-def _waits(calls: Sequence[NotedCall]) -> dict[str, tuple[str, ...]]:
+def waits_of(calls: Sequence[NotedCall]) -> dict[str, tuple[str, ...]]:
     """What each call waited for: of the calls that ended before it started, those no other of them waited for.
 
     Within a branch a call waits for its own branch only, once there is one before it.
