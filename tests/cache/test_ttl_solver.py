@@ -45,6 +45,26 @@ def test_the_prior_has_its_optimum_at_mean_times_the_log_of_the_ratio() -> None:
     assert tau_star(Exponential(1.0), benefit=1.0, cost=0.0).probability == pytest.approx(0.9999)
 
 
+def test_a_pin_that_ends_with_the_return_costs_what_it_really_holds() -> None:
+    # 1 s: 0.75 * 20 - 1 = 14; 10 s: 20 - (1 + 9 * 0.25) = 16.75, where tau itself would cost 10.
+    assert tau_star(FAST_OR_SLOW, benefit=20.0, cost=1.0) == (1.0, 0.75, 14.0)
+    assert tau_star(FAST_OR_SLOW, benefit=20.0, cost=1.0, held=True) == (10.0, 1.0, 16.75)
+    assert tau_star(Exponential(2.0), benefit=1.9, cost=1.0, held=True).tau == 0.0
+    assert tau_star(Exponential(2.0), benefit=2.1, cost=1.0, held=True).probability == pytest.approx(0.9999)
+
+
+@given(st.lists(st.floats(0, 50), min_size=1, max_size=30), st.floats(0.01, 100), st.floats(0, 10))
+def test_held_time_is_the_mean_of_the_shorter_of_both(durations: list[float], benefit: float, cost: float) -> None:
+    curve = Curve.empirical(durations)
+
+    def gain(tau: float) -> float:
+        return curve.cdf(tau) * benefit - cost * float(np.mean([min(d, tau) for d in durations]))
+
+    best = tau_star(curve, benefit, cost, held=True)
+    assert best.gain == pytest.approx(max(0.0, *map(gain, durations)), abs=1e-6)
+    assert gain(best.tau) == pytest.approx(best.gain, abs=1e-6)
+
+
 @pytest.mark.parametrize("benefit", [0.0, -1.0, math.nan, math.inf])
 def test_no_benefit_that_makes_sense_no_pin(benefit: float) -> None:
     assert tau_star(FAST_OR_SLOW, benefit, 1.0).tau == 0.0

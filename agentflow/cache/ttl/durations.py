@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -94,8 +94,11 @@ class Curve:
 
 def product(parts: Sequence[Distribution]) -> Distribution:
     """The time until all of several independent ones have returned."""
+    first = parts[0]
     if len(parts) == 1:
-        return parts[0]
+        return first
+    if isinstance(first, Curve) and all(part is first for part in parts):
+        return Curve(first.times, first.values ** len(parts))
     times = np.unique(np.concatenate([p.candidates() for p in parts]))
     values = np.ones(len(times))
     for part in parts:
@@ -117,12 +120,14 @@ class Samples:
     amortised.
     """
 
-    __slots__ = ("_curve", "_fresh", "_samples", "censored_counted", "complete")
+    __slots__ = ("_curve", "_finite", "_fresh", "_samples", "_sum", "censored_counted", "complete")
 
     def __init__(self, window: int = 256, *, censored: bool = True) -> None:
         self._samples: deque[tuple[float, bool]] = deque(maxlen=window)
         self._curve: Curve | None = None
         self._fresh = 0
+        self._finite = 0
+        self._sum = 0.0
         #: Whether censored samples count; without them the curve is the plain empirical CDF.
         self.censored_counted = censored
         #: Samples that are not censored.
@@ -136,23 +141,22 @@ class Samples:
         if not seconds >= 0.0:
             return
         samples = self._samples
-        if len(samples) == samples.maxlen and not samples[0][1]:
-            self.complete -= 1
+        if len(samples) == samples.maxlen:
+            self._count(*samples[0], -1)
         samples.append((seconds, censored))
-        self.complete += not censored
+        self._count(seconds, censored, 1)
         self._fresh += 1
 
-    def curve(self, running: Sequence[float] = ()) -> Curve:
-        """The CDF. ``running`` are the ages of those still out, counted as censored when it is made anew."""
+    def curve(self, running: Callable[[], Sequence[float]] = list) -> Curve:
+        """The CDF. ``running`` gives the ages of those still out, counted as censored when it is made anew."""
         if self._curve is None or self._fresh * 16 >= len(self._samples):
             self._fresh = 0
-            self._curve = self._make(running)
+            self._curve = self._make(running())
         return self._curve
 
     def mean(self) -> float:
-        """Mean of the finite, complete durations; 0.0 without any."""
-        finite = [s for s, cut in self._samples if not cut and math.isfinite(s)]
-        return sum(finite) / len(finite) if finite else 0.0
+        """Mean of the finite, complete durations; 0.0 without any. O(1)."""
+        return max(0.0, self._sum / self._finite) if self._finite else 0.0
 
     def to_json(self) -> list[list[float]]:
         """The samples as [seconds, 0 or 1 for censored]; infinity is written as -1."""
@@ -162,6 +166,14 @@ class Samples:
         """Add what :meth:`to_json` wrote."""
         for seconds, cut in data:
             self.add(math.inf if seconds == -1.0 else float(seconds), censored=bool(cut))
+
+    def _count(self, seconds: float, censored: bool, sign: int) -> None:
+        if censored:
+            return
+        self.complete += sign
+        if seconds < math.inf:
+            self._finite += sign
+            self._sum = self._sum + sign * seconds if self._finite else 0.0
 
     def _make(self, running: Sequence[float]) -> Curve:
         if not self.censored_counted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from agentflow.cache.ledger import Ledger, Thread
 from agentflow.cache.policy import Effect, Note
@@ -25,7 +25,8 @@ class CostBenefit(Retention):
 
     Benefit is the time to get the KV back by prefill or from the host, plus T * eta: the mean queueing delay
     of requests whose KV had been evicted, times memorability. With ``normalise`` cost is tau times the KV's
-    size over the mean size of active requests, else tau. Several tools at once count by the product of their
+    size over the mean size of active requests, else tau; ``cost="held"`` counts E[min(duration, tau)] in the
+    place of tau. Several tools at once count by the product of their
     distributions. ``enough`` and ``enough_each`` are the thresholds of the cold-start chain, ``censored`` whether
     tools still running and stopped ones count (Kaplan-Meier) or are left out. ``prefill`` and ``reload`` are
     seconds per token until the engine reports its own. Deciding is O(window).
@@ -42,6 +43,7 @@ class CostBenefit(Retention):
         window: int = 256,
         censored: bool = True,
         normalise: bool = True,
+        cost: Literal["tau", "held"] = "tau",
         prefill: float = 2e-4,
         reload: float = 2e-5,
         budget: float = 1.0,
@@ -61,7 +63,10 @@ class CostBenefit(Retention):
             patience=patience,
             timeouts=timeouts,
         )
+        if cost not in ("tau", "held"):
+            raise ValueError("cost must be 'tau' or 'held'")
         self.normalise = normalise
+        self._held = cost == "held"
         self.miss = MissCost(prefill=prefill, reload=reload)
         self.memorability = Memorability(window, enough=min(enough, 10))
 
@@ -82,7 +87,7 @@ class CostBenefit(Retention):
             tokens, active = self.active()
             if active and tokens:
                 cost = left.tokens * active / tokens
-        solution = tau_star(distribution, benefit, cost)
+        solution = tau_star(distribution, benefit, cost, held=self._held)
         terms = {
             "tau": solution.tau,
             "p": solution.probability,

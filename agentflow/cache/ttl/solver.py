@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agentflow.cache.ttl.durations import Distribution, Exponential
+from agentflow.cache.ttl.durations import Distribution, Exponential, Floats
 
 __all__ = ["Solution", "tau_star"]
 
@@ -23,36 +23,45 @@ class Solution(NamedTuple):
 NONE = Solution(0.0, 0.0, 0.0)
 
 
-def tau_star(distribution: Distribution, benefit: float, cost: float) -> Solution:
+def tau_star(distribution: Distribution, benefit: float, cost: float, *, held: bool = False) -> Solution:
     """The best time-to-live: ``benefit`` seconds are saved when the return comes within it, and each second of it
     costs ``cost`` seconds.
 
-    Candidates are 0 and the distinct durations of the distribution, which is where the optimum of a step
-    function lies; ties go to the smaller. An exponential has its optimum at mean * ln(benefit / (mean * cost)).
-    O(candidates).
+    With ``held`` only the seconds until the return cost: E[min(duration, tau)] in place of tau, which is what a
+    pin that ends with the return really holds. Candidates are 0 and the distinct durations of the distribution,
+    which is where the optimum of a step function lies; ties go to the smaller. An exponential has its optimum at
+    mean * ln(benefit / (mean * cost)); with ``held`` it is all or nothing. O(candidates).
     """
     if not benefit > 0.0 or not math.isfinite(benefit):
         return NONE
     cost = cost if cost > 0.0 else 0.0
     if isinstance(distribution, Exponential):
-        return _exponential(distribution, benefit, cost)
+        return _exponential(distribution, benefit, cost, held)
     times = distribution.candidates()
     if not len(times):
         return NONE
     values = getattr(distribution, "values", None)
     chances = values if values is not None else np.array([distribution.cdf(t) for t in times])
-    gains = chances * benefit - cost * times
+    seconds = _held(times, chances) if held else times
+    gains = chances * benefit - cost * seconds
     best = int(np.argmax(gains))  # the first of equals
     if not gains[best] > 0.0:
         return NONE
     return Solution(float(times[best]), float(chances[best]), float(gains[best]))
 
 
-def _exponential(prior: Exponential, benefit: float, cost: float) -> Solution:
+def _held(times: Floats, chances: Floats) -> Floats:
+    """E[min(duration, t)] at each of ``times``: the area under the survival function up to there."""
+    steps = np.diff(times, prepend=0.0)
+    survival = 1.0 - np.concatenate([[0.0], chances[:-1]])
+    return np.asarray(np.cumsum(steps * survival))
+
+
+def _exponential(prior: Exponential, benefit: float, cost: float, held: bool) -> Solution:
     if cost * prior.mean >= benefit:
         return NONE
-    # Without cost any time is worth it: the 0.9999 quantile stands for "for ever".
-    rate = max(cost * prior.mean / benefit, 1e-4)
+    # Without a cost that grows any time is worth it: the 0.9999 quantile stands for "for ever".
+    rate = 1e-4 if held else max(cost * prior.mean / benefit, 1e-4)
     tau = -prior.mean * math.log(rate)
     chance = prior.cdf(tau)
-    return Solution(tau, chance, chance * benefit - cost * tau)
+    return Solution(tau, chance, chance * benefit - cost * (prior.mean * chance if held else tau))

@@ -115,7 +115,7 @@ class ToolDurations:
                 return found.curve(), "variant"
         found = self._by_key.get(ToolKey(key.tool))
         if found is not None and found.complete >= self.enough_each:
-            return found.curve(self._ages(key.tool, now)), "tool"
+            return found.curve(lambda: self._ages(key.tool, now)), "tool"
         return self._all.curve(), "global"
 
     def mean(self, tool: str) -> float:
