@@ -29,7 +29,7 @@ from agentflow.events import Event
 from agentflow.graph import Agent, AgentGraph, attach, tool_node
 from agentflow.graph.handler import AgentflowHandler
 from agentflow.tools import tool
-from tests.graph.graph_helpers import Runner, kinds, of_kind
+from tests.graph.graph_helpers import Runner, assert_in_order, kinds, of_kind
 
 SLOW = 30.0  # seconds; a test that waits for it has failed
 
@@ -411,7 +411,8 @@ class Count(TypedDict):
     n: int
 
 
-def test_a_long_loop_stays_bounded(runner: Runner) -> None:
+def test_a_long_loop_stays_bounded(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentflow.engine.workflow.LOG_LIMIT", 64)
     engine = ScriptedEngine(lambda call: "x")
     graph = AgentGraph(Count)
     graph.add_agent(Agent("a"), prompt=lambda s: "hi", writes=lambda answer, state: {"n": state["n"] + 1})
@@ -432,6 +433,7 @@ def test_a_long_loop_stays_bounded(runner: Runner) -> None:
     assert (result.outcome, result.state["n"]) == ("done", 500)
     assert result.agents["a"].calls == 500
     run = result.runs[0]
-    assert run.events.maxlen is not None
-    assert len(run.events) <= run.events.maxlen
+    assert len(run.events) == 64
+    assert run.dropped_events == len(engine.events) - 64 > 900
+    assert_in_order(engine.events)
     assert max(remembered) <= 8
