@@ -13,6 +13,7 @@ from agentflow.bench.simulator.cost import (
     RooflineCost,
     pool_tokens,
 )
+from agentflow.bench.simulator.informed import informed
 from agentflow.bench.simulator.replay import CacheReplay, cache_replay, most_hits
 from agentflow.bench.simulator.result import CallResult, SimResult, WorkflowResult, percentile
 from agentflow.bench.simulator.run import engine_of, request_id, simulate
@@ -38,6 +39,7 @@ __all__ = [
     "WorkflowResult",
     "cache_replay",
     "engine_of",
+    "informed",
     "most_hits",
     "percentile",
     "pool_tokens",

@@ -18,7 +18,7 @@ from agentflow.bench.simulator.content import Content
 from agentflow.bench.simulator.cost import Cost, Prefill
 from agentflow.bench.simulator.tree import Node, Tree
 from agentflow.cache.ledger import CallRef
-from agentflow.cache.policy import CallArrived, CallFinished, Effect, WaitingCall
+from agentflow.cache.policy import CallArrived, CallFinished, Effect, PoolState, WaitingCall
 from agentflow.events import Event
 from agentflow.runtime import Runtime
 
@@ -151,6 +151,8 @@ class Engine:
         if self.runtime.acts:
             self._carry_out(self.runtime.act(), now)
         self._settle_transfers(now)
+        if self.runtime.watches_nodes:
+            self.runtime.observe(self._pool())
         if self._chunked is not None:
             self._checkpoint(self._chunked, self._chunked.filled, now)
             self._submit_writes(now)
@@ -172,6 +174,18 @@ class Engine:
                 return
         self._ratio = self.spec.new_token_ratio
         self._idle(now)
+
+    def _pool(self) -> PoolState:
+        spec, tree = self.spec, self.tree
+        return PoolState(
+            total=spec.pool_tokens,
+            free=tree.free,
+            held=spec.pool_tokens - tree.free - tree.evictable,
+            running=len(self.running),
+            waiting=len(self.waiting),
+            host_total=spec.host_tokens,
+            host_free=tree.host_free,
+        )
 
     def _idle(self, now: float) -> None:
         """Look again when a transfer is done that waiting requests wait for, or to ask policies for effects."""
@@ -512,8 +526,20 @@ class Engine:
         if request.call.thread is not None:
             self.tree.changed(request.call.thread.workflow.id)
         if self.runtime.watches_nodes:
-            cached = request.cached_device + request.cached_host
-            self.runtime.observe(CallFinished(request.rid, request.call, request.prompt, cached, request.produced))
+            began = request.first_token >= 0
+            self.runtime.observe(
+                CallFinished(
+                    request.rid,
+                    request.call,
+                    tokens=request.prompt,
+                    cached_tokens=request.cached_device + request.cached_host,
+                    output_tokens=request.produced,
+                    host_tokens=request.cached_host,
+                    queue_seconds=max(0.0, request.admitted - request.arrived),
+                    prefill_seconds=request.first_token - request.admitted if began else 0.0,
+                    reload_seconds=self.cost.transfer(request.cached_host) if request.cached_host else 0.0,
+                )
+            )
         self._finished(request, now)
 
     # -- transfers -------------------------------------------------------------------------------------

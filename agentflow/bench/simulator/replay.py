@@ -14,6 +14,7 @@ from typing import Any
 
 from agentflow.bench.simulator.content import Links
 from agentflow.bench.simulator.future import nominal_order
+from agentflow.bench.simulator.informed import informed
 from agentflow.bench.simulator.run import ORACLE, request_id
 from agentflow.bench.traces.model import Trace, TraceCall, TraceWorkflow
 from agentflow.cache.leaves import Leaves, Scoring
@@ -75,7 +76,7 @@ def cache_replay(trace: Trace, policy: PolicySpec | Sequence[PolicySpec], capaci
     as a hit to its end. Raises :class:`~agentflow.errors.UsageError` for a capacity below one page.
     """
     specs: list[PolicySpec] = [policy] if isinstance(policy, str | dict) else list(policy)
-    return _Replay(trace, specs, capacity, page).run()
+    return _Replay(trace, informed(specs, trace), capacity, page).run()
 
 
 def most_hits(trace: Trace, capacity: int, page: int = 16) -> CacheReplay:

@@ -14,6 +14,7 @@ from agentflow.bench.simulator.content import Links
 from agentflow.bench.simulator.cost import Cost
 from agentflow.bench.simulator.engine import Engine, Request
 from agentflow.bench.simulator.future import Uses, nominal_order
+from agentflow.bench.simulator.informed import informed
 from agentflow.bench.simulator.result import CallResult, SimResult, WorkflowResult
 from agentflow.bench.simulator.timeline import Timeline
 from agentflow.bench.traces.model import Trace, TraceCall, TraceWorkflow
@@ -65,7 +66,8 @@ def simulate(
     """Serve a trace by ``engines`` engines of the same kind, each with policies of its own.
 
     The same arguments give the same result, in any process. ``policies`` are as in
-    :class:`~agentflow.runtime.Runtime`; ``belady`` is told the recorded future. ``timeline`` keeps what happened,
+    :class:`~agentflow.runtime.Runtime`; ``belady`` is told the recorded future, and the others what
+    :func:`~agentflow.bench.simulator.informed.informed` says. ``timeline`` keeps what happened,
     and the state of memory every ``sample_seconds`` of simulated time.
 
     Raises :class:`~agentflow.errors.UsageError` for unknown policies, bad options or a trace whose calls wait for
@@ -74,7 +76,7 @@ def simulate(
     if engines < 1:
         raise UsageError("a simulation needs at least one engine")
     return _Simulation(
-        trace, spec, cost, policies, arrivals or Arrivals(), engines, seed, timeline, sample_seconds
+        trace, spec, cost, informed(policies, trace), arrivals or Arrivals(), engines, seed, timeline, sample_seconds
     ).run()
 
 
