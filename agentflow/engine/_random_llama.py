@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from agentflow.engine._gguf import write_config, write_tokenizer, write_weights
+from agentflow.engine._gguf import write_config, write_weights
 
 __all__ = ["write_random_llama"]
 
@@ -17,14 +18,15 @@ _KV_HEADS = 2
 
 
 def write_random_llama(
-    folder: Path, gguf: Path, *, layers: int, hidden_size: int, context_length: int, seed: int
+    folder: Path, tokenizer: Path, *, layers: int, hidden_size: int, context_length: int, seed: int
 ) -> None:
-    """Write the model into ``folder``, with the tokenizer of ``gguf``.
+    """Write the model into ``folder``, with the tokenizer files of the folder ``tokenizer``.
 
     Weights are scaled so that every layer changes the hidden state about as much as it carries on: an answer
     then depends on the whole prompt, and wrong KV shows up as a different text.
     """
-    write_tokenizer(gguf, folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(tokenizer / name, folder / name)
     vocab = len(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])
     rng = np.random.default_rng(seed)
     head = hidden_size // _HEADS

@@ -31,6 +31,8 @@ _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 #: Raise it when what a made folder holds changes: folders made by older versions are made again.
 _MADE_BY = 1
 _MANIFEST = "agentflow.json"
+#: The default model's tokenizer alone, for random models: reading it out of the GGUF file takes seconds.
+_TOKENIZER = "SmolLM2-tokenizer"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 
@@ -77,11 +79,17 @@ def random_model(*, layers: int = 2, hidden_size: int = 64, context_length: int 
     gguf = _default_gguf()
     name = f"random-llama-{layers}x{hidden_size}-{context_length}-{seed}"
 
+    def make_tokenizer(folder: Path) -> None:
+        from agentflow.engine._gguf import write_tokenizer
+
+        write_tokenizer(gguf, folder)
+
     def make(folder: Path) -> None:
         from agentflow.engine._random_llama import write_random_llama
 
+        tokenizer = _made(_TOKENIZER, _GGUF_SHA256, make_tokenizer, lambda _phase: None)
         write_random_llama(
-            folder, gguf, layers=layers, hidden_size=hidden_size, context_length=context_length, seed=seed
+            folder, tokenizer, layers=layers, hidden_size=hidden_size, context_length=context_length, seed=seed
         )
 
     return _folder(name, _made(name, _GGUF_SHA256, make, lambda _phase: None))
