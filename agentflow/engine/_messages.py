@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
@@ -38,7 +39,7 @@ _SKIPPED = frozenset(
 #: What an answer may hold: only text, text and tool calls, or (forced by grammar) one tool call.
 Expected: TypeAlias = Literal["text", "calls", "call"]
 
-parsed = lru_cache(maxsize=2048)(parse_tool_calls)
+parsed = lru_cache(maxsize=1024)(parse_tool_calls)
 
 
 def to_dicts(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
@@ -128,7 +129,11 @@ def answer_message(completion: Completion, raw: str, expected: Expected) -> AIMe
     taken = _take(completion, raw, expected)
     return AIMessage(
         content=_readable(taken, completion, raw),
-        tool_calls=[ToolCall(name=c.name, args=c.arguments, id=new_id("call"), type="tool_call") for c in taken.calls],
+        tool_calls=[
+            # A copy: what was parsed is kept, and a message's arguments may be changed by whoever holds it.
+            ToolCall(name=c.name, args=deepcopy(c.arguments), id=new_id("call"), type="tool_call")
+            for c in taken.calls
+        ],
         invalid_tool_calls=[
             InvalidToolCall(name=b.name, args=b.text, id=new_id("call"), error=b.error, type="invalid_tool_call")
             for b in taken.broken

@@ -217,7 +217,7 @@ class AgentflowChat(BaseChatModel):
         prompt = builder_of(self.engine).build(to_dicts(messages), tools=tools)
         limit = options.pop("time_limit", self.time_limit)
         request_id = options.pop("request_id", None)
-        sampling = self._sampling(options, stop, room=self.engine.context_length - len(prompt.token_ids))
+        sampling = self._sampling(options, stop, room=self._room() - len(prompt.token_ids))
         run = run_for(self.engine)
         at = current.get()
         call = Call(
@@ -229,6 +229,11 @@ class AgentflowChat(BaseChatModel):
             **({"request_id": request_id} if request_id is not None else {}),
         )
         return _Asked(call, self.engine, expected, run, ContentGate() if expected == "calls" else None)
+
+    def _room(self) -> int:
+        """Tokens that a prompt and its answer may have together."""
+        pool = getattr(self.engine, "pool_tokens", None)
+        return min(self.engine.context_length, pool) if pool is not None else self.engine.context_length
 
     def _sampling(self, options: dict[str, Any], stop: Sequence[str] | None, *, room: int) -> Sampling:
         max_tokens = options.pop("max_tokens", self.max_tokens)

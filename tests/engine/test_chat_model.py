@@ -130,10 +130,11 @@ def test_sampling_of_model_and_call() -> None:
 
 
 def test_the_default_answer_length_fits_the_context() -> None:
-    with ScriptedEngine(["x"], context_length=100) as engine:
+    with ScriptedEngine(["x", "x"], context_length=100) as engine:
         AgentflowChat(engine).invoke("q")
-    (call,) = engine.calls
-    assert call.sampling.max_tokens + len(call.token_ids) == 100
+        engine.pool_tokens = 90  # type: ignore[attr-defined]
+        AgentflowChat(engine).invoke("q")
+    assert [c.sampling.max_tokens + len(c.token_ids) for c in engine.calls] == [100, 90]
 
 
 def test_unknown_and_bad_arguments_are_refused() -> None:
@@ -226,6 +227,16 @@ def test_an_edited_answer_is_sent_as_edited() -> None:
     assert '{"a": 5, "b": 5}' in changed
     assert '"a": 1' not in changed
     assert "I add.<|im_end|>" in without
+
+
+def test_changing_arguments_in_place_changes_what_is_sent_and_nothing_else() -> None:
+    with ScriptedEngine([[tool_call("add", a=1, b=[2])]] * 2 + ["x"]) as engine:  # type: ignore[list-item]
+        model = AgentflowChat(engine).bind_tools([add])
+        answer = model.invoke("q")
+        answer.tool_calls[0]["args"]["b"].append(99)
+        assert model.invoke("q").tool_calls[0]["args"] == {"a": 1, "b": [2]}
+        model.invoke([HumanMessage("q"), answer])
+    assert '"b": [2, 99]' in engine.prompt(engine.calls[-1])
 
 
 def test_messages_survive_a_checkpoint() -> None:
