@@ -193,10 +193,9 @@ class AgentflowHandler(GraphCallbackHandler):
             self._dead.popitem(last=False)
 
     def _run_on(self, root: RootScope, engine: Engine) -> WorkflowRun:
-        known = id(engine) in root.runs
         run = root.run_on(engine)
         collected = collected_runs.get()
-        if not known and collected is not None:
+        if collected is not None and run not in collected:
             collected.append(run)
         return run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
+from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -132,6 +133,48 @@ def test_structured_output(runner: Runner) -> None:
     assert engine.calls[0].sampling.json_schema == Verdict.model_json_schema()
     schema = {"type": "object", "properties": {"passed": {"type": "boolean"}}, "required": ["passed"]}
     assert runner.run(judge(output=schema).compile(engine=engine), {}).state["verdict"] == {"passed": False}
+
+
+def test_structured_output_survives_a_checkpoint(runner: Runner) -> None:
+    engine = ScriptedEngine([{"passed": True}])
+    app = judge(output=Verdict).compile(InMemorySaver(), engine=engine)
+    runner.run(app, {}, thread_id="t")
+    assert app.get_state({"configurable": {"thread_id": "t"}}).values["verdict"] == Verdict(passed=True)
+
+
+class PydanticState(BaseModel):
+    task: str
+    plan: str = ""
+
+
+@dataclass
+class DataState:
+    task: str
+    plan: str = ""
+
+
+@pytest.mark.parametrize("schema", [PydanticState, DataState])
+def test_states_that_are_objects(runner: Runner, schema: Any) -> None:
+    engine = ScriptedEngine(["the plan"])
+    graph = AgentGraph(schema)
+    graph.add_agent(Agent("planner"), prompt=lambda s: [shared("task", s.task)], writes="plan")
+    graph.add_edge(START, "planner")
+    assert runner.run(graph.compile(engine=engine), {"task": "do"}).state == {"task": "do", "plan": "the plan"}
+
+
+def test_the_next_agent_is_seen_through_plain_nodes(runner: Runner) -> None:
+    engine = ScriptedEngine(["p", "c"])
+    graph = AgentGraph(State)
+    graph.add_agent(Agent("planner"), prompt=lambda s: "P", writes="plan")
+    graph.add_node("tidy", lambda s: {"plan": s["plan"].strip()})
+    graph.add_node("also", lambda s: None)
+    graph.add_agent(Agent("coder"), prompt=lambda s: "C", writes="code")
+    graph.add_edge(START, "planner")
+    graph.add_conditional_edges("planner", lambda s: "neat", {"neat": "tidy", "raw": "coder"})
+    graph.add_edge("tidy", "also")
+    graph.add_edge("also", "coder")
+    runner.run(graph.compile(engine=engine), {"task": "x"})
+    assert [e.next for e in of_kind(engine, "agent_ended")] == [("coder",), ()]
 
 
 def test_broken_output_is_reported_as_what_it_is(runner: Runner) -> None:
@@ -430,6 +473,31 @@ def test_an_app_with_its_own_engine_inside_a_plain_graph(runner: Runner) -> None
     assert runner.invoke(outer.compile(), {"task": "x"})["code"] == "c"
     assert kinds(engine, "workflow") == ["workflow_started", "workflow_ended"]
     assert kinds(engine, "agent_started") == ["agent_started"] * 2
+
+
+def test_an_app_run_inside_a_node_reports_the_surrounding_workflow(runner: Runner) -> None:
+    engine = ScriptedEngine({"planner": ["p"], "coder": ["c"], "boss": ["b"]})
+    inner = planner_coder().compile(engine=engine)
+    reports: list[Any] = []
+
+    def sync_team(state: State) -> Any:
+        reports.append(inner.run({"task": state["task"]}))
+        return {"code": reports[-1].state["code"]}
+
+    async def async_team(state: State) -> Any:
+        reports.append(await inner.arun({"task": state["task"]}))
+        return {"code": reports[-1].state["code"]}
+
+    outer = AgentGraph(State)
+    outer.add_agent(Agent("boss"), prompt=lambda s: "Boss.", writes="task")
+    outer.add_node("team", async_team if runner.is_async else sync_team)
+    outer.add_edge(START, "boss")
+    outer.add_edge("boss", "team")
+    result = runner.run(outer.compile(engine=engine), {}, workflow_id="w")
+    assert result.state["code"] == "c"
+    assert reports[0].workflow == result.workflow == "w"
+    assert reports[0].agents["coder"].calls == 1
+    assert kinds(engine, "workflow") == ["workflow_started", "workflow_ended"]
 
 
 def test_two_engines_in_one_graph_each_hear_of_their_own(runner: Runner) -> None:
