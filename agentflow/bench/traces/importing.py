@@ -115,14 +115,14 @@ class BlockCall:
     before: int | None = None
 
 
-def block_contents(calls: Sequence[BlockCall], block_size: int) -> list[tuple[Content, Content]]:
-    """Prompts and outputs in spans.
+def block_contents(calls: Sequence[BlockCall], block_size: int, *, prefix: str = "b") -> list[tuple[Content, Content]]:
+    """Prompts and outputs in spans, whose ids begin with ``prefix``: calls given together share, others do not.
 
     Where a call goes on from one whose full blocks it begins with, its text after that prompt is taken to begin
     with that call's output, as it does in a conversation that only grows; other outputs are like no other text.
     """
     if all(call.before is None for call in calls):
-        return _whole_blocks(calls, block_size)
+        return _whole_blocks(calls, block_size, prefix)
     blocks = BlockTokens(block_size)
     follower: dict[int, int] = {}
     for i, call in enumerate(calls):
@@ -135,7 +135,7 @@ def block_contents(calls: Sequence[BlockCall], block_size: int) -> list[tuple[Co
             if grows and list(call.hash_ids[:full]) == list(before.hash_ids[:full]):
                 follower.setdefault(call.before, i)
     prompts: dict[int, Ids] = {}
-    trie = SpanTrie("b")
+    trie = SpanTrie(prefix)
     for i in reversed(range(len(calls))):  # the prompt of a follower, which comes later, is needed first
         call = calls[i]
         prompt, output = blocks.prompt(call.hash_ids, call.input_length), blocks.fresh(call.output_length)
@@ -150,9 +150,9 @@ def block_contents(calls: Sequence[BlockCall], block_size: int) -> list[tuple[Co
     return trie.contents()[::-1]
 
 
-def _whole_blocks(calls: Sequence[BlockCall], block_size: int) -> list[tuple[Content, Content]]:
+def _whole_blocks(calls: Sequence[BlockCall], block_size: int, prefix: str) -> list[tuple[Content, Content]]:
     """The same where no call goes on from another: cut at blocks only, so that a block needs one place of the trie."""
-    trie = SpanTrie("b")
+    trie = SpanTrie(prefix)
     fresh = itertools.count(-1, -1)
     for call in calls:
         rest = call.input_length - (len(call.hash_ids) - 1) * block_size

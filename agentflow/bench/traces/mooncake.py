@@ -10,7 +10,7 @@ others, without them, get a workflow per connected set of requests and an agent 
 
 What it cannot hold: token ids and shared text shorter than a block, what an output consists of (an importer takes
 it from the next prompt of the session, see ``block_contents``), segments, graphs, tenants, outcomes, the static call
-graph, ``meta``; of ``superseded`` only that the session began afresh (``prefix_reset``); times finer than the
+graph, ``meta``; a delay before the first call, which becomes part of the arrival; of ``superseded`` only that the session began afresh (``prefix_reset``); times finer than the
 rounding of milliseconds, and tool times finer than a millisecond. Plain rows hold arrivals and prompts only.
 """
 
@@ -27,7 +27,7 @@ from agentflow.bench.traces._blocks import BlockIds
 from agentflow.bench.traces._rows import Row, read_row, workflows_of
 from agentflow.bench.traces.importing import BlockCall, Imported, ImportReport, block_contents, json_lines
 from agentflow.bench.traces.jsonl import OnError
-from agentflow.bench.traces.model import Trace, TraceCall, TraceTool, TraceWorkflow
+from agentflow.bench.traces.model import Content, Trace, TraceCall, TraceTool, TraceWorkflow
 from agentflow.errors import UsageError
 
 __all__ = ["BLOCK_SIZE", "export_agentic", "export_plain", "import_agentic", "import_plain", "session_id"]
@@ -147,36 +147,40 @@ def import_agentic(
             report.reject(where, str(error))
             continue
         rows[row.id] = row
-    workflows = []
-    for group in workflows_of(rows, lambda s: p[0] if (p := _place(s)) else None, report):
-        workflows.append(_workflow(group, block_size))
-        report.used += len(group)
-    workflows.sort(key=lambda w: w.arrival)
+    groups = list(workflows_of(rows, lambda s: p[0] if (p := _place(s)) else None, report))
+    ordered = [row for group in groups for row in group]
+    contents = dict(zip((r.id for r in ordered), _contents(ordered, block_size), strict=True))
+    report.used += len(ordered)
+    workflows = sorted((_workflow(group, contents) for group in groups), key=lambda w: w.arrival)
     meta = {"source": source.name, "format": "agentic-mooncake", "block_size": block_size}
     return Imported(Trace(name=name or source.stem, workflows=tuple(workflows), meta=meta), report)
 
 
-def _workflow(rows: list[Row], block_size: int) -> TraceWorkflow:
+def _contents(rows: list[Row], block_size: int) -> list[tuple[Content, Content]]:
+    """Prompts and outputs of all rows: hashes are the same text in all of the file."""
     latest: dict[str, int] = {}
     calls = []
     for i, row in enumerate(rows):
         before = None if row.prefix_reset else latest.get(row.session)
         calls.append(BlockCall(row.hash_ids, row.input_length, row.output_length, before))
         latest[row.session] = i
-    resets = {row.session for row in rows if row.prefix_reset}
-    contents = block_contents(calls, block_size)
+    return block_contents(calls, block_size)
+
+
+def _workflow(rows: list[Row], contents: dict[str, tuple[Content, Content]]) -> TraceWorkflow:
     arrival = min((r.timestamp for r in rows if not r.wait_for), default=0.0)
     first = rows[0].session
+    superseded: set[str] = set()
+    latest: dict[str, str] = {}
+    for row in rows:
+        if row.prefix_reset and row.session in latest:
+            superseded.add(latest[row.session])
+        latest[row.session] = row.id
     made: list[TraceCall] = []
-    ends: dict[str, int] = {}
-    superseded: set[int] = set()
-    for i, row in enumerate(rows):
-        if row.prefix_reset and row.session in ends and row.session in resets:
-            superseded.add(ends[row.session])
-        ends[row.session] = i
-    for i, (row, (prompt, output)) in enumerate(zip(rows, contents, strict=True)):
+    for row in rows:
         place = _place(row.session)
         other = None if row.session == first else row.session
+        prompt, output = contents[row.id]
         made.append(
             TraceCall(
                 id=row.id,
@@ -187,7 +191,7 @@ def _workflow(rows: list[Row], block_size: int) -> TraceWorkflow:
                 delay=row.delay if row.wait_for else row.timestamp - arrival,
                 tools=row.tools,
                 branch=place[2] if place else other,
-                superseded=i in superseded,
+                superseded=row.id in superseded,
             )
         )
     place = _place(first)

@@ -103,7 +103,7 @@ def _calls(name: str, requests: list[_Request], size: int) -> tuple[TraceCall, .
     for i, r in enumerate(requests):
         blocks.append(BlockCall(r.hashes, r.length, r.output, latest.get((r.agent, r.branch))))
         latest[r.agent, r.branch] = i
-    contents = block_contents(blocks, size)
+    contents = block_contents(blocks, size, prefix=f"{name}.")
     noted = [
         NotedCall(
             id=f"{name}-{i}",
