@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 import weakref
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -20,12 +19,13 @@ from typing import Any, Self
 from agentflow.cache.decision import Decision
 from agentflow.engine._events_buffer import EventBuffer
 from agentflow.engine._portal import Portal
+from agentflow.engine._reading import Reading, following
 from agentflow.engine._server import Server, TransientError
-from agentflow.engine.base import Call, Chunk, Completion, Engine, EngineStats, Timings, Tokenizer, check_call
+from agentflow.engine.base import Call, Chunk, Completion, Engine, EngineStats, Tokenizer, check_call
 from agentflow.engine.guard import check_real_engine_allowed
 from agentflow.engine.hf_tokenizer import load_tokenizer
 from agentflow.engine.sglang import control, wire
-from agentflow.engine.sglang.requests import finish_of, sampling_params, usage_of
+from agentflow.engine.sglang.requests import sampling_params
 from agentflow.errors import (
     BadRequest,
     EngineClosed,
@@ -235,7 +235,7 @@ class RemoteEngine(Engine):
         """Chunks of a call as they come; without ``stream`` a single one. Leaving it early stops the work."""
         self._check_id(call.request_id)
         running = self._running[call.request_id] = _Running(call.request_id)
-        reading = _Reading(call, self.model, incremental=self._incremental and stream)
+        reading = Reading(call, self.model, incremental=self._incremental and stream)
         limit = call.time_limit if call.time_limit is not None else self.time_limit
         try:
             async with _limited(limit, f"call {call.request_id} had no complete answer within"):
@@ -247,7 +247,7 @@ class RemoteEngine(Engine):
                         yield chunk
                         if chunk.completion is not None:
                             return
-                        message = await _following(rest, reading)
+                        message = await following(rest, reading)
         finally:
             del self._running[call.request_id]
             if not reading.done:
@@ -271,7 +271,7 @@ class RemoteEngine(Engine):
             body["custom_logit_processor"] = _forced_tokens()
         answer = self._server.events("/generate", body) if stream else self._whole(body)
         try:
-            return await _following(answer, None), answer
+            return await following(answer, None), answer
         except TransientError:
             self._events.restore(events)
             self._abort_in_background(_Running(running.rid))
@@ -376,63 +376,6 @@ class RemoteEngine(Engine):
         own = {f"remote_{name}": n for name, n in self._counters.items()}
         own |= {"remote_retries": self._server.retried, "remote_events_dropped": self._events.dropped}
         return replace(stats, counters={**stats.counters, **own})
-
-
-class _Reading:
-    """Puts the messages of one answer together."""
-
-    def __init__(self, call: Call, model: str, *, incremental: bool) -> None:
-        self.done = False
-        self.ids: list[int] = []
-        self._text = ""
-        self._call = call
-        self._model = model
-        self._incremental = incremental
-        self._begun = time.perf_counter()
-        self._first = 0.0
-
-    def take(self, message: Mapping[str, Any]) -> Chunk:
-        """What is new in ``message``; with the completion when the answer is over."""
-        try:
-            meta, text, ids = message["meta_info"], message["text"], message["output_ids"]
-        except (KeyError, TypeError) as error:
-            raise RemoteError(f"the server's answer cannot be read: no {error}") from error
-        if not self._incremental:
-            text, ids = text[len(self._text) :], ids[len(self.ids) :]
-        self._text += text
-        self.ids += ids
-        now = time.perf_counter() - self._begun
-        if self.ids:
-            self._first = self._first or now
-        if meta["finish_reason"] is None:
-            return Chunk(text=text, token_ids=tuple(ids))
-        self.done = True
-        completion = Completion(
-            request_id=self._call.request_id,
-            text=self._text,
-            token_ids=tuple(self.ids),
-            finish=finish_of(meta),
-            usage=usage_of(meta),
-            timings=Timings(queue=meta.get("queue_time") or 0.0, first_token=self._first, total=now),
-            decisions=wire.decisions_of(meta),
-            model=self._model,
-        )
-        return Chunk(text=text, token_ids=tuple(ids), completion=completion)
-
-
-async def _following(source: AsyncGenerator[dict[str, Any], None], reading: _Reading | None) -> dict[str, Any]:
-    """The next message. Once tokens have come, a lost connection is final."""
-    try:
-        return await anext(source)
-    except StopAsyncIteration:
-        error: RemoteError = TransientError("the server closed the connection before its answer was complete")
-    except TransientError as lost:
-        error = lost
-    if reading is None:
-        raise error
-    raise RemoteError(
-        f"{error}; the answer had {len(reading.ids)} tokens by then and was not tried again", status=error.status
-    ) from error
 
 
 async def _nothing() -> AsyncGenerator[dict[str, Any], None]:
