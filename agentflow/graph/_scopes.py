@@ -24,15 +24,17 @@ PAUSED_LIMIT = 1024
 class Binding:
     """What was said when a graph was attached: where its events go, and what is known of it beforehand.
 
-    ``model`` is the chat model for agents of nested graphs that were compiled without one. ``successors``
-    maps a node to the nodes that its plain edges lead to, ``labels`` a node's branches to the nodes behind
-    their labels; ``agents`` are the nodes known to be agents, empty when nobody said.
+    ``model`` is the chat model for agents of nested graphs that were compiled without one. ``nodes`` are the
+    graph's nodes, empty when not known; ``successors`` maps a node to those that its plain edges lead to,
+    ``labels`` a node's branches to the nodes behind their labels; ``agents`` are the nodes known to be agents,
+    empty when nobody said.
     """
 
     engine: Engine | None = None
     model: Any = None
     graph: str | None = None
     tenant: str | None = None
+    nodes: frozenset[str] = frozenset()
     successors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     labels: Mapping[str, Mapping[Any, str]] = field(default_factory=dict)
     agents: frozenset[str] = frozenset()

@@ -62,6 +62,7 @@ def binding_of(
         model=model,
         graph=name or graph.get_name(),
         tenant=tenant,
+        nodes=frozenset(builder.nodes),
         successors={k: tuple(v) for k, v in successors.items()},
         labels=labels,
         agents=agents,

@@ -230,19 +230,19 @@ class AgentflowHandler(GraphCallbackHandler):
         engine = root.binding.engine
         return root.runs.get(id(engine)) if engine is not None else next(iter(root.runs.values()), None)
 
-    def bind(self, node: NodeScope, engine: Engine) -> WorkflowRun:
+    def bind(self, node: NodeScope, engine: Engine) -> WorkflowRun | None:
         """A chat model of ``engine`` is about to be called in ``node``.
 
         Raises :class:`~agentflow.errors.CallAborted` in a run that was cancelled: a node in a thread may not
-        have noticed.
+        have noticed. In one that has ended otherwise nothing begins any more.
         """
         root = node.root
         if root.cancelled or node.cancelled:
             raise CallAborted(
                 f"not called: the run of workflow {root.workflow!r} that this call is part of was cancelled"
             )
-        if root.ended and id(engine) in root.runs:
-            return root.runs[id(engine)]
+        if root.ended:
+            return root.runs.get(id(engine))
         run = self._run_on(root, engine)
         self._announce(node, run)
         return run
@@ -307,7 +307,7 @@ class AgentflowHandler(GraphCallbackHandler):
         if isinstance(outputs, Command):
             targets += destinations(outputs.goto, {})
         found: dict[str, None] = {}
-        for target in targets:
+        for target in targets if not binding.nodes else (t for t in targets if t in binding.nodes):
             found.update(dict.fromkeys(agents_behind(target, binding)))
         return tuple(found)[:256]
 

@@ -145,6 +145,25 @@ async def test_a_cancelled_sync_node_cannot_begin_a_workflow_by_calling_a_graph(
     assert_cancelled(engine)
 
 
+async def test_work_left_behind_by_a_finished_run_begins_no_workflow() -> None:
+    engine = ScriptedEngine(lambda call: "x")
+    model = AgentflowChat(engine=engine)
+    over = asyncio.Event()
+    left: list[asyncio.Task[Any]] = []
+
+    async def later() -> Any:
+        await over.wait()
+        return await model.ainvoke("hi")
+
+    async def node(state: MessagesState) -> Any:
+        left.append(asyncio.create_task(later()))
+
+    await one_node(node).ainvoke({"messages": []})
+    over.set()
+    assert (await left[0]).content == "x"
+    assert kinds(engine) == []
+
+
 async def test_cancel_in_a_subgraph() -> None:
     engine = ScriptedEngine(lambda call: "x", delay=SLOW)
     inner = AgentGraph(MessagesState)
