@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from agentflow.cache.decision import DecisionKind
 from agentflow.cache.ledger import CallRef, Ledger, NodeRecord
@@ -27,6 +27,7 @@ __all__ = [
     "Explanation",
     "Forecast",
     "Item",
+    "Loaded",
     "Note",
     "Observation",
     "Policy",
@@ -82,10 +83,17 @@ class CallFinished(NamedTuple):
 
 
 class Evicted(NamedTuple):
-    """A node left a tier: ``device`` (it may still be on the host) or ``host``."""
+    """A node left a tier: ``device`` or ``host``. ``kept`` says that it is still on the host."""
 
     node: NodeRecord
     tier: str
+    kept: bool = False
+
+
+class Loaded(NamedTuple):
+    """A node on the host is on the device again, or on its way there."""
+
+    node: NodeRecord
 
 
 class PoolState(NamedTuple):
@@ -126,11 +134,15 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Load a node's KV from the host to the device, where there is free space; ``value`` ranks them."""
+    """Load a node's KV from the host to the device; ``value`` ranks them.
+
+    ``displace`` says what may give way to it: ``nothing`` (free space only), ``retired`` nodes, or ``active`` ones too.
+    """
 
     node: int
     reason: str
     value: float = 0.0
+    displace: Literal["nothing", "retired", "active"] = "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +157,7 @@ class Note:
     terms: Mapping[str, float] = field(default_factory=dict)
 
 
-Observation = Event | Touched | CallArrived | CallFinished | Evicted | PoolState
+Observation = Event | Touched | CallArrived | CallFinished | Evicted | PoolState | Loaded
 Item = NodeRecord | WaitingCall
 #: What the engine carries out.
 Effect = Prefetch
@@ -228,6 +240,10 @@ _BUILTIN: Mapping[str, str] = {
     "lfu": "agentflow.cache.baselines:LFU",
     "lifecycle": "agentflow.cache.lifecycle:Lifecycle",
     "lru": "agentflow.cache.baselines:LRU",
+    "pbkv": "agentflow.cache.pbkv.policy:PBKV",
+    "pbkv-aggressive": "agentflow.cache.pbkv.policy:PBKVAggressive",
+    "pbkv-he": "agentflow.cache.pbkv.policy:PBKVEvict",
+    "pbkv-lae": "agentflow.cache.lifecycle:Lifecycle",
     "priority": "agentflow.cache.baselines:Priority",
     "session": "agentflow.cache.baselines:SessionReferenced",
     "slru": "agentflow.cache.baselines:SLRU",

@@ -20,6 +20,7 @@ from agentflow.cache.policy import (
     Evicted,
     Explanation,
     Forecast,
+    Loaded,
     Note,
     Observation,
     Policy,
@@ -210,8 +211,16 @@ class Runtime:
         self.counters[kind] += 1
         self.counters[f"{kind}_tokens"] += node.tokens
         if self._observers:
-            self.observe(Evicted(node, "host" if kind == "evict_host" else "device"))
+            self.observe(Evicted(node, "host" if kind == "evict_host" else "device", kept=kind == "demote"))
         return decision
+
+    def loaded(self, node: NodeRecord) -> None:
+        """A node of the host is on the device again; the demotion that brought it there is regretted."""
+        if node.demoted_by:
+            self.settle(node.demoted_by, "regretted", node.tokens)
+            node.demoted_by = 0
+        if self._observers:
+            self.observe(Loaded(node))
 
     def settle(self, seq: int, outcome: DecisionOutcome, tokens: int) -> None:
         """Write what came of decision ``seq`` for ``tokens`` tokens of it, and count it."""

@@ -246,8 +246,7 @@ class Tree:
         while above is not None and above is not self.root:
             record = above.record
             if record.demoted_by:
-                self.runtime.settle(record.demoted_by, "regretted", record.tokens)
-                record.demoted_by = 0
+                self.runtime.loaded(record)
             above = above.parent
         return tokens
 

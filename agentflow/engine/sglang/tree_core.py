@@ -141,8 +141,7 @@ class AgentTreeCore(UnifiedTreeCore):  # type: ignore[misc]
         while node is not self.root_node:
             record = self.record(node)
             if record.demoted_by:
-                self.runtime.settle(record.demoted_by, "regretted", record.tokens)
-                record.demoted_by = 0
+                self.runtime.loaded(record)
             node = node.parent
         return actions
 

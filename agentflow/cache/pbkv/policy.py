@@ -1,0 +1,261 @@
+"""PBKV's eviction and prefetch (arXiv 2605.06472), driven by any predictor.
+
+The score of node c is the paper's
+
+    Score(c) = sum_{k=1..K} gamma^(k-1) * sum_{w in W_act(c)} s_w^(k) * A_w(c) * P_w^(k)
+
+with s_w^(k) * P_w^(k) the predicted probability that step k of workflow w invokes an agent that touches c. What
+depends on the workflow alone is summed when its forecast is made; a node's score is then a sum over the
+threads that own it. Retired nodes score below all active ones, and recency breaks ties.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+from agentflow.cache.ledger import Ledger, NodeRecord, Thread
+from agentflow.cache.pbkv.forecast import END, Predictor, Steps, agent_values, make_predictor
+from agentflow.cache.pbkv.trust import Trust
+from agentflow.cache.policy import (
+    CallArrived,
+    Evicted,
+    Explanation,
+    Forecast,
+    Loaded,
+    Observation,
+    Policy,
+    Prefetch,
+    Score,
+)
+from agentflow.errors import UsageError
+from agentflow.events import WorkflowEnded
+
+__all__ = ["PBKV", "PBKVAggressive", "PBKVEvict"]
+
+#: Scores are told apart in steps of this size; closer ones count as equal, and recency decides.
+RESOLUTION = 0.02
+#: Agents of a workflow's path that predictors see.
+PATH = 64
+#: Workflows followed at once; the longest silent are forgotten.
+WORKFLOWS = 10_000
+#: Nodes on the host that are considered for prefetching.
+HOST_NODES = 20_000
+
+
+class _Path:
+    """A workflow's agents so far, and what is forecast for it."""
+
+    __slots__ = ("agents", "first", "steps", "values")
+
+    def __init__(self) -> None:
+        self.agents: deque[str] = deque(maxlen=PATH)
+        self.steps: Steps = ()
+        self.first: Mapping[str, float] = {}
+        self.values: Mapping[str, float] = {}
+
+
+class PBKVEvict(Policy):
+    """Look-ahead eviction without prefetch (the paper's HE).
+
+    ``horizon`` K steps are forecast, each discounted by ``gamma``. ``backbone`` names the predictor and ``predictor``
+    holds its options. ``noise`` replaces that share of every forecast by chance (seeded), for studies of
+    robustness. ``trust`` weighs the predictor against knowing nothing, by how well it forecast of late
+    (:class:`~agentflow.cache.pbkv.trust.Trust`); without it the predictor is believed.
+    """
+
+    name = "pbkv-he"
+    scores_by_owner = True
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        clock: Callable[[], float],
+        *,
+        horizon: int = 4,
+        gamma: float = 0.7,
+        backbone: str = "markov",
+        predictor: Mapping[str, Any] | None = None,
+        noise: float = 0.0,
+        trust: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(ledger, clock)
+        if horizon < 1 or not 0.0 < gamma <= 1.0 or not 0.0 <= noise <= 1.0:
+            raise UsageError("horizon must be at least 1, gamma in (0, 1], noise in [0, 1]")
+        self.horizon = horizon
+        self.gamma = gamma
+        self.noise = noise
+        self.predictor: Predictor = make_predictor(backbone, predictor or {})
+        self.trust = Trust() if trust else None
+        self._random = random.Random(seed)
+        self._paths: dict[str, _Path] = {}
+        self._agents: dict[str, None] = {}
+
+    # -- observe, predict --------------------------------------------------------------------------------
+
+    def observe(self, observation: Observation) -> None:
+        if isinstance(observation, CallArrived):
+            self._called(observation.call.thread)
+        elif isinstance(observation, WorkflowEnded):
+            self._ended(observation.workflow)
+
+    def predict(self, horizon: int) -> Sequence[Forecast]:
+        return [Forecast(w, p.steps[:horizon]) for w, p in self._paths.items() if p.steps]
+
+    def _called(self, thread: Thread | None) -> None:
+        if thread is None or thread.agent is None:
+            return
+        agent = thread.agent
+        path = self._paths.pop(thread.workflow.id, None) or _Path()
+        self._paths[thread.workflow.id] = path  # the longest silent come first
+        if len(self._paths) > WORKFLOWS:
+            del self._paths[next(iter(self._paths))]
+        if len(self._agents) < 256:
+            self._agents.setdefault(agent)
+        self._learn(path, agent)
+        path.agents.append(agent)
+        self._forecast(thread.workflow.id, path)
+
+    def _ended(self, workflow: str) -> None:
+        path = self._paths.pop(workflow, None)
+        if path is not None:
+            self._learn(path, END)
+
+    def _learn(self, path: _Path, following: str) -> None:
+        if not path.agents:
+            return
+        if self.trust is not None and path.steps:
+            self.trust.learn(path.steps[0].get(following, 0.0), len(self._agents) + 1)
+        self.predictor.learn(list(path.agents), following)
+
+    def _forecast(self, workflow: str, path: _Path) -> None:
+        steps = self.predictor.forecast(list(path.agents), self.horizon, workflow=workflow)
+        if self.noise:
+            steps = tuple(self._noisy(s) for s in steps)
+        path.steps = steps
+        if self.trust is not None:
+            steps = self.trust.blend(steps, self._agents)
+        path.first = steps[0]
+        path.values = agent_values(steps, self.gamma)
+
+    def _noisy(self, step: Mapping[str, float]) -> dict[str, float]:
+        """The step with a share of ``noise`` replaced by a random distribution over the agents known."""
+        names = [*self._agents, END]
+        draws = [-math.log(1.0 - self._random.random()) for _ in names]
+        total = sum(draws) or 1.0
+        keep = 1.0 - self.noise
+        return {n: keep * step.get(n, 0.0) + self.noise * d / total for n, d in zip(names, draws, strict=True)}
+
+    # -- score -------------------------------------------------------------------------------------------
+
+    def score_node(self, node: NodeRecord) -> Score:
+        owners = self.ledger.live_owners(node)
+        if not owners:
+            return (1.0, 0.0) if node.anonymous else (0.0, 0.0)
+        value = self._value(owners, lambda p: p.values)
+        return (1.0, round(value / RESOLUTION) * RESOLUTION)
+
+    def _value(self, owners: Sequence[Thread], of: Callable[[_Path], Mapping[str, float]]) -> float:
+        """Sum over the owning workflows, and over the agents that touch the node, of their predicted worth."""
+        agents = {t.agent for t in owners if t.agent is not None}
+        total = 0.0
+        for workflow in {t.workflow.id for t in owners}:
+            path = self._paths.get(workflow)
+            if path is not None:
+                values = of(path)
+                total += sum(values.get(a, 0.0) for a in agents)
+        return total
+
+    def explain(self, node: NodeRecord) -> Explanation | None:
+        owners = self.ledger.live_owners(node)
+        if not owners:
+            if node.anonymous:
+                return Explanation("active: used by callers without a workflow, of which nothing is predicted")
+            return Explanation(f"retired: {self.ledger.retired_because(node)}", {"active": 0.0, "score": 0.0})
+        terms: dict[str, float] = {"active": 1.0, "score": self._value(owners, lambda p: p.values)}
+        for k in range(self.horizon):
+            terms[f"p{k + 1}"] = round(self._value(owners, partial(_step, k=k)), 4)
+        if self.trust is not None:
+            terms["trust"] = round(self.trust.weight, 4)
+        return Explanation("active, least predicted reuse of what remains", terms)
+
+
+def _step(path: _Path, k: int) -> Mapping[str, float]:
+    return path.steps[k] if k < len(path.steps) else {}
+
+
+class PBKV(PBKVEvict):
+    """PBKV in full: look-ahead eviction and conservative prefetch.
+
+    Nodes on the host whose predicted reuse in the next step is at least ``threshold`` are asked for, the most
+    valuable first, at most ``budget`` tokens at a time. The engine loads them into free or retired space only, while
+    no prefill waits.
+    """
+
+    name = "pbkv"
+    displace: ClassVar[Literal["retired", "active"]] = "retired"
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        clock: Callable[[], float],
+        *,
+        threshold: float = 0.3,
+        budget: int = 4_096,
+        **options: Any,
+    ) -> None:
+        super().__init__(ledger, clock, **options)
+        if budget < 1 or threshold < 0.0:
+            raise UsageError("budget must be at least 1 token, threshold at least 0")
+        self.threshold = threshold
+        self.budget = budget
+        self._on_host: dict[int, NodeRecord] = {}
+        self._news = False
+
+    def observe(self, observation: Observation) -> None:
+        if isinstance(observation, Evicted):
+            if observation.kept:
+                self._on_host[observation.node.id] = observation.node
+                if len(self._on_host) > HOST_NODES:
+                    del self._on_host[next(iter(self._on_host))]
+            else:
+                self._on_host.pop(observation.node.id, None)
+            self._news = True
+        elif isinstance(observation, Loaded):
+            self._on_host.pop(observation.node.id, None)
+        else:
+            super().observe(observation)
+            self._news = self._news or isinstance(observation, CallArrived)
+
+    def act(self) -> Sequence[Prefetch]:
+        """Nothing unless something changed since it was last asked: what was refused then would be again."""
+        if not self._news or not self._on_host:
+            return ()
+        self._news = False
+        ranked: list[tuple[float, NodeRecord]] = []
+        for node in self._on_host.values():
+            owners = self.ledger.live_owners(node)
+            value = self._value(owners, lambda p: p.first) if owners else 0.0
+            if value >= self.threshold:
+                ranked.append((value, node))
+        ranked.sort(key=lambda pair: (-pair[0], pair[1].id))
+        out: list[Prefetch] = []
+        left = self.budget
+        for value, node in ranked:
+            if node.tokens <= left:
+                left -= node.tokens
+                reason = f"predicted with {value:.2f} for the next step"
+                out.append(Prefetch(node.id, reason, value, displace=self.displace))
+        return out
+
+
+class PBKVAggressive(PBKV):
+    """Prefetch that also displaces active KV. For comparison only: it loses when predictions are wrong."""
+
+    name = "pbkv-aggressive"
+    displace = "active"
