@@ -67,8 +67,8 @@ def build_graph(
     what one tool call, the changes or the test report may add to a prompt.
     """
     tools = make_tools(workspace, command_seconds=command_seconds, max_output=max_output)
-    planner = Agent("planner", PLANNER, sampling={"max_tokens": 128})
-    coder = Agent("coder", CODER, tools=tools, max_tool_rounds=rounds, sampling={"max_tokens": 384})
+    planner = Agent("planner", PLANNER, sampling={"max_tokens": 96})
+    coder = Agent("coder", CODER, tools=tools, max_tool_rounds=rounds, sampling={"max_tokens": 256})
     tester = Agent("tester", TESTER, output=Verdict, sampling={"max_tokens": 160})
 
     async def test(state: RepairState) -> RepairState:
