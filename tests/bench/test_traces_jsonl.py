@@ -137,7 +137,7 @@ BROKEN = {
     "no workflow id": '{"calls":[]}\n',
     "calls must be a list": '{"workflow":"x"}\n',
     "a second workflow 'w0'": '{"workflow":"w0","calls":[]}\n',
-    "numbers of spans": '{"workflow":"x","spans":[["s",1]],"calls":[{"id":"c","agent":"a","prompt":[1],"output":[]}]}\n',
+    "numbers of spans": '{"workflow":"x","spans":[["s",1]],"calls":[{"id":"c","agent":"a","prompt":[1]}]}\n',
     "no field 'temperature'": '{"workflow":"x","calls":[{"id":"c","temperature":1}]}\n',
     "waits for ['d']": '{"workflow":"x","calls":[{"id":"c","agent":"a","prompt":[],"output":[],"wait_for":["d"]}]}\n',
     "delay must be seconds": '{"workflow":"x","calls":[{"id":"c","agent":"a","prompt":[],"output":[],"delay":-1}]}\n',
@@ -230,9 +230,14 @@ def test_reading_goes_line_by_line(tmp_path: Path) -> None:
 def test_a_failed_writer_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text("old")
-    with pytest.raises(RuntimeError), TraceWriter(path, name="t") as writer:
-        writer.write(workflow("w"))
-        raise RuntimeError
+
+    def fail() -> None:
+        with TraceWriter(path, name="t") as writer:
+            writer.write(workflow("w"))
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        fail()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

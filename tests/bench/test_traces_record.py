@@ -274,9 +274,14 @@ def test_a_graph_is_recorded_and_read_back(tmp_path: Path) -> None:
 def test_a_failed_run_leaves_its_recording(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     engine = ScriptedEngine(["x"])
-    with pytest.raises(RuntimeError, match="mine"), recording(engine, path) as recorded:
-        recorded.generate(Call(token_ids=engine.tokenizer.encode("x")))
-        raise RuntimeError("mine")
+
+    def fail() -> None:
+        with recording(engine, path) as recorded:
+            recorded.generate(Call(token_ids=engine.tokenizer.encode("x")))
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        fail()
     assert read_trace(path).calls == 1
 
 

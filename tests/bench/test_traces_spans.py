@@ -156,7 +156,7 @@ def test_the_last_block_may_be_partial() -> None:
     blocks = BlockTokens(8)
     assert len(blocks.prompt([1, 2], 11)) == 11
     for hashes, length in (([1, 2], 8), ([1, 2], 0), ([-1], 3)):
-        with pytest.raises(ValueError, match="more than|negative"):
+        with pytest.raises(ValueError, match=r"more than|negative"):
             blocks.prompt(hashes, length)
     with pytest.raises(UsageError):
         BlockTokens(0)

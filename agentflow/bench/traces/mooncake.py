@@ -8,10 +8,11 @@ What the agentic format holds, and comes back from it: calls, order, arrivals, d
 what they share in whole blocks, lengths of outputs. Workflow and agent are written into ``session_id``; files of
 others, without them, get a workflow per connected set of requests and an agent per session.
 
-What it cannot hold: token ids and shared text shorter than a block, what an output consists of (an importer takes
-it from the next prompt of the session, see ``block_contents``), segments, graphs, tenants, outcomes, the static call
-graph, ``meta``; a delay before the first call, which becomes part of the arrival; of ``superseded`` only that the session began afresh (``prefix_reset``); times finer than the
-rounding of milliseconds, and tool times finer than a millisecond. Plain rows hold arrivals and prompts only.
+What it cannot hold: token ids, and shared text shorter than a block; what an output consists of (an importer takes
+it from the next prompt of the session, see ``block_contents``); segments, graphs, tenants, outcomes, the static call
+graph, ``meta``; a delay before the first call, which becomes part of the arrival; of ``superseded`` only that the
+session began afresh (``prefix_reset``); tool starts finer than a millisecond. Plain rows hold arrivals and prompts
+only.
 """
 
 from __future__ import annotations

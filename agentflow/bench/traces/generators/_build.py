@@ -131,3 +131,22 @@ class WorkflowBuilder:
     def supersede(self, call: TraceCall) -> None:
         """Say of a call already made that nothing after it reads what only it used (its agent starts afresh)."""
         self.calls[self.calls.index(call)] = replace(call, superseded=True)
+
+    def finish(self) -> tuple[TraceCall, ...]:
+        """All calls. ``superseded`` stays on those of which no later call reads more than an earlier one did."""
+        paths = [c.prompt + c.output for c in self.calls]
+        for i, call in enumerate(self.calls):
+            if call.superseded:
+                earlier = max((_common(paths[i], p) for p in paths[:i]), default=0)
+                if any(_common(paths[i], p) > earlier for p in paths[i + 1 :]):
+                    self.calls[i] = replace(call, superseded=False)
+        return tuple(self.calls)
+
+
+def _common(a: Content, b: Content) -> int:
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n

@@ -23,7 +23,8 @@ class Plan:
     ``concurrency`` of them running (written to ``meta``, for replay and simulator to read). ``scale`` multiplies
     the length of every text in tokens, ``tool_scale`` the time of every tool. A workflow is cut
     (outcome ``limit``) after ``max_calls`` calls, and before a prompt of more than ``max_prompt`` tokens.
-    ``tenants`` are given to workflows in turn.
+    ``tenants`` are given to workflows in turn. Raises :class:`~agentflow.errors.UsageError` for a value outside its
+    range.
     """
 
     workflows: int = 100
@@ -36,8 +37,7 @@ class Plan:
     max_prompt: int | None = None
     tenants: tuple[str, ...] = ()
 
-    def check(self) -> None:
-        """Raise :class:`~agentflow.errors.UsageError` for a value outside its range."""
+    def __post_init__(self) -> None:
         bad = []
         if self.workflows < 0:
             bad.append(f"workflows must be at least 0, got {self.workflows}")
@@ -65,9 +65,9 @@ def make(
 ) -> Trace:
     """A trace of ``plan.workflows`` runs of ``one``, which fills a builder and says whether it came to its end.
 
-    Each workflow has a random stream of its own: the first N workflows are the same whatever their number.
+    Each workflow has a random stream of its own: the first N workflows are the same whatever their number. One
+    whose very first prompt is over the limit is left out.
     """
-    plan.check()
     arrivals = random.Random(f"{name} arrivals {plan.seed}")
     at = 0.0
     made = []
@@ -76,10 +76,12 @@ def make(
         ended = one(random.Random(f"{name} {plan.seed} {i}"), builder)
         if plan.rate is not None:
             at += arrivals.expovariate(plan.rate)
+        if not builder.calls:
+            continue
         made.append(
             TraceWorkflow(
                 id=builder.name,
-                calls=tuple(builder.calls),
+                calls=builder.finish(),
                 arrival=at,
                 graph=name,
                 tenant=plan.tenants[i % len(plan.tenants)] if plan.tenants else None,

@@ -48,6 +48,8 @@ def hover(plan: Plan | None = None) -> Trace:
             for agent in to:
                 contexts[agent].shared(slot, *spans, producer=producer)
 
+        if flow.over(contexts["plan"]):
+            return False
         last = [ask("plan", m.TEAM_ANSWER_TOKENS, [])]
         tell("plan", "plan", *last[0].output, to=("plan", "query"))
         found, rounds, progress = 0, 0, (True, True)
