@@ -103,6 +103,11 @@ class ModelShape:
         return self.bytes_per_number * (self.layer_parameters + 2 * self.hidden * self.vocabulary)
 
     @property
+    def read_bytes(self) -> int:
+        """Bytes of the weights that a pass reads: all but the input embeddings, of which it reads a few rows."""
+        return self.bytes_per_number * (self.layer_parameters + self.hidden * self.vocabulary)
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes of KV of one token."""
         return 2 * self.layers * self.kv_heads * self.head_size * self.bytes_per_number
@@ -171,13 +176,14 @@ class RooflineCost:
     Prefill of ``n`` new tokens after ``c`` cached ones, summed over the requests of a pass:
 
         arithmetic = 2 P n / (F e_p) + 4 L q n (c + (n + 1) / 2) / (F e_a) + 2 h v / (F e_p)
-        memory     = (weights + (c + n) kv) / (B e_m)
+        memory     = (read + (c + n) kv) / (B e_m)
 
-    with ``P`` parameters of the layers, ``q`` width of the queries, ``h v`` the output head (last token only). A
+    with ``P`` parameters of the layers, ``q`` width of the queries, ``h v`` the output head (last token only), ``read`` the
+    bytes of the weights without input embeddings. A
     decode step of ``b`` requests with ``T`` tokens of context in all:
 
         arithmetic = 2 b (P + h v) / (F e_p) + 4 L q T / (F e_a)
-        memory     = (weights + T kv) / (B e_m)
+        memory     = (read + T kv) / (B e_m)
 
     A pass takes the larger of the two, and ``pass_seconds``.
     """
@@ -208,7 +214,7 @@ class RooflineCost:
         linear = 2 * m.layer_parameters * new + 2 * m.hidden * m.vocabulary * len(work)
         attention = 4 * m.layers * m.heads * m.head_size * pairs
         arithmetic = linear / (flops * e.prefill) + attention / (flops * e.attention)
-        memory = (m.weight_bytes + held * m.kv_bytes) / (bandwidth * e.memory)
+        memory = (m.read_bytes + held * m.kv_bytes) / (bandwidth * e.memory)
         return max(arithmetic, memory) + e.pass_seconds
 
     def decode(self, batch: int, kv_tokens: int, steps: int = 1) -> float:
@@ -218,7 +224,7 @@ class RooflineCost:
         fixed = 2 * batch * (m.layer_parameters + m.hidden * m.vocabulary) / (flops * e.prefill)
         arithmetic = (fixed + per_token * kv_tokens, per_token * batch)
         reads = m.kv_bytes / (bandwidth * e.memory)
-        memory = (m.weight_bytes / (bandwidth * e.memory) + reads * kv_tokens, reads * batch)
+        memory = (m.read_bytes / (bandwidth * e.memory) + reads * kv_tokens, reads * batch)
         return sum_of_larger(arithmetic, memory, steps) + steps * e.pass_seconds
 
     def transfer(self, tokens: int) -> float:

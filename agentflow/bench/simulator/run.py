@@ -155,7 +155,7 @@ class _Simulation:
             seconds=self.now,
             calls=self.calls,
             workflows=self.workflows,
-            counters=dict(counters),
+            counters=counters,
             passes=sum(e.passes for e in self.engines),
             decode_steps=sum(e.decode_steps for e in self.engines),
             prefill_tokens=sum(e.prefill_tokens for e in self.engines),
