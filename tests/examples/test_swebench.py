@@ -372,11 +372,28 @@ async def test_a_full_context_ends_the_task_and_keeps_the_changes() -> None:
     assert {row.agent for row in done.rows} == {"planner", "coder"}
 
 
-async def test_the_time_limit_ends_the_task_and_keeps_the_changes() -> None:
-    engine = scripted(coder=[SORT, Answer(text="never", delay=1000)])
-    done = await agents_solver(engine, Limits(task_seconds=5))(SPANS)
-    assert done.stopped == "stopped after 5 seconds"
+async def test_the_time_limit_ends_the_task_and_keeps_the_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: dict[float | None, asyncio.Timeout] = {}
+    plain_timeout = asyncio.timeout
+
+    def noted(seconds: float | None) -> asyncio.Timeout:
+        limits[seconds] = plain_timeout(seconds)
+        return limits[seconds]
+
+    monkeypatch.setattr("asyncio.timeout", noted)
+    answers = iter([SORT, Answer(text="never", delay=1000)])
+
+    def coder(call: Call) -> Any:
+        answer = next(answers)
+        if answer is not SORT:
+            limits[500].reschedule(asyncio.get_running_loop().time())  # the task's limit passes now
+        return answer
+
+    engine = scripted(coder=coder)
+    done = await agents_solver(engine, Limits(task_seconds=500))(SPANS)
+    assert done.stopped == "stopped after 500 seconds"
     assert "sorted(spans)" in done.patch
+    assert {row.agent for row in done.rows} == {"planner", "coder"}
     assert engine.stats().running == 0
 
 
