@@ -210,7 +210,7 @@ async def test_output_exit_code_and_environment(tmp_path: Path, monkeypatch: pyt
 
 async def test_a_command_over_its_time_limit_dies_with_its_children(tmp_path: Path) -> None:
     done = await run_command(
-        ["bash", "-c", "sleep 1000 & echo $! > child; echo begun; sleep 1000"], tmp_path, time_limit=0.5
+        ["bash", "-c", "sleep 1000 & echo $! > child; echo begun; sleep 1000"], tmp_path, time_limit=2
     )
     assert done.timed_out
     assert "begun" in done.output
@@ -271,15 +271,15 @@ async def test_output_is_clipped_to_head_and_tail(tmp_path: Path) -> None:
     assert not done.timed_out, "the limit on file size ends endless output"
 
 
-async def call(workspace: Workspace, name: str, **args: Any) -> str:
-    executor = ToolExecutor(make_tools(workspace, command_seconds=0.5))
+async def call(workspace: Workspace, name: str, *, seconds: float = 30, **args: Any) -> str:
+    executor = ToolExecutor(make_tools(workspace, command_seconds=seconds))
     (answer,) = await executor.arun([{"name": name, "args": args, "id": "1", "type": "tool_call"}])
     return str(answer.content)
 
 
 async def test_bash_and_edit(workspace: Workspace) -> None:
     assert await call(workspace, "bash", command="ls; exit 4") == "README.md\nspans\ntests\n\n[exit code 4]"
-    assert "longer than 0.5 seconds" in await call(workspace, "bash", command="sleep 100")
+    assert "longer than 0.5 seconds" in await call(workspace, "bash", seconds=0.5, command="sleep 100")
     assert (
         await call(workspace, "edit", path="spans/core.py", old="merged = []", new="merged = list()")
         == "changed spans/core.py"
