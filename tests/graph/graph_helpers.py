@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypedDict
+
+from langgraph.graph import END, START
 
 from agentflow.engine.scripted import ScriptedEngine
 from agentflow.events import Event
+from agentflow.graph import Agent, AgentGraph, shared
 
 
 def kinds(engine: ScriptedEngine, *only: str) -> list[str]:
@@ -47,3 +50,19 @@ class Runner:
             return [c async for c in app.astream(*args, **kwargs)]
 
         return asyncio.run(collect())
+
+
+class State(TypedDict, total=False):
+    task: str
+    plan: str
+    code: str
+
+
+def planner_coder() -> AgentGraph:
+    graph = AgentGraph(State)
+    graph.add_agent(Agent("planner", "Plan."), prompt=lambda s: ["T: ", shared("task", s["task"])], writes="plan")
+    graph.add_agent(Agent("coder", "Code."), prompt=lambda s: ["P: ", shared("plan", s["plan"])], writes="code")
+    graph.add_edge(START, "planner")
+    graph.add_edge("planner", "coder")
+    graph.add_edge("coder", END)
+    return graph

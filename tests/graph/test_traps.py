@@ -1,6 +1,6 @@
 """The traps of LangGraph and LangChain that this layer must not fall into, each with real LangGraph.
 
-Also in other files: trap 1 (streams without a run manager) and 10 (the step bound) in ``test_agent_graph.py``,
+Also in other files: trap 1 (streams without a run manager) and 10 (the step bound) in ``test_langgraph.py``,
 trap 6 (``ToolNode`` raises) in ``test_attach.py``; 2, 6 and 7 in the tests of the chat model and the tools.
 """
 
