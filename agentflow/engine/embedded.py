@@ -11,14 +11,13 @@ import asyncio
 import contextlib
 import itertools
 import os
-import sys
 import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 from agentflow.cache.decision import Decision
+from agentflow.engine._embedded_checks import Health, check_ids, check_platform, time_limit
 from agentflow.engine._events_buffer import EventBuffer
 from agentflow.engine._host_process import HostProcess
 from agentflow.engine._portal import Portal
@@ -34,8 +33,6 @@ from agentflow.errors import (
     EngineClosed,
     EngineDied,
     EngineFailure,
-    EngineTimeout,
-    PlatformUnsupported,
 )
 from agentflow.events import Event, encode_batch
 
@@ -45,18 +42,6 @@ T = TypeVar("T")
 
 #: Live engines, to be made unusable in forked children.
 _engines: weakref.WeakSet[EmbeddedEngine] = weakref.WeakSet()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
-    """How an engine is. ``round_trip`` is the time its scheduler took to answer, in seconds."""
-
-    alive: bool
-    detail: str
-    round_trip: float | None = None
-    host_pid: int | None = None
-    children: Mapping[int, str] = field(default_factory=dict)
-    calls_running: int = 0
 
 
 class EmbeddedEngine(Engine):
@@ -88,7 +73,7 @@ class EmbeddedEngine(Engine):
         **sglang_args: Any,
     ) -> None:
         check_real_engine_allowed()
-        _check_platform()
+        check_platform()
         self._say = on_progress or (lambda _phase: None)
         folder = resolve_model(model, on_progress=self._say)
         self._tokenizer = load_tokenizer(folder.path)
@@ -161,7 +146,8 @@ class EmbeddedEngine(Engine):
     # -- events, statistics, policies ----------------------------------------------------------------------
 
     def emit(self, event: Event) -> None:
-        self._events.put(event)
+        if not self._options.stock_cache:
+            self._events.put(event)
 
     async def aflush(self) -> None:
         self._check_usable()
@@ -284,7 +270,7 @@ class EmbeddedEngine(Engine):
         text: list[str] = []
         ids: list[int] = []
         try:
-            async with _time_limit(call, begun):
+            async with time_limit(call):
                 while not done:
                     output = await outputs.get()
                     if isinstance(output, Exception):
@@ -375,8 +361,8 @@ class EmbeddedEngine(Engine):
     def _check_call(self, call: Call) -> None:
         self._check_usable()
         check_call(call, context_length=self.context_length, pool_tokens=self.pool_tokens)
-        _check_ids(call.token_ids, self._facts["vocab_size"], "the prompt")
-        _check_ids(call.sampling.forced_tokens or (), self._facts["vocab_size"], "forced_tokens")
+        check_ids(call.token_ids, self._facts["vocab_size"], "the prompt")
+        check_ids(call.sampling.forced_tokens or (), self._facts["vocab_size"], "forced_tokens")
 
     def _check_usable(self) -> None:
         check_real_engine_allowed()
@@ -398,38 +384,6 @@ class EmbeddedEngine(Engine):
             host_pid=self._host.pid,
             children=dict(self._facts.get("children", {})),
             calls_running=len(self._outputs),
-        )
-
-
-@contextlib.asynccontextmanager
-async def _time_limit(call: Call, begun: float) -> AsyncGenerator[None, None]:
-    try:
-        async with asyncio.timeout(call.time_limit):
-            yield
-    except TimeoutError:
-        raise EngineTimeout(
-            f"call {call.request_id} had no complete answer within its time limit of {call.time_limit:g} seconds;"
-            " it was aborted, and what it had computed stays in the cache"
-        ) from None
-
-
-def _check_ids(ids: Sequence[int], vocab_size: int, where: str) -> None:
-    # SGLang does not check them, and its scheduler dies of one that is out of range.
-    try:
-        low, high = (min(ids), max(ids)) if ids else (0, 0)
-    except TypeError:
-        raise BadRequest(f"{where} must hold token ids, which are integers") from None
-    if not (isinstance(low, int) and isinstance(high, int) and low >= 0 and high < vocab_size):
-        raise BadRequest(
-            f"{where} holds token id {low if low < 0 else high}; the model has {vocab_size} tokens, from 0"
-        )
-
-
-def _check_platform() -> None:
-    if sys.platform != "linux":
-        raise PlatformUnsupported(
-            f"the embedded engine runs on Linux, and this is {sys.platform}: use RemoteEngine with a server on a Linux"
-            " machine, or ScriptedEngine for tests"
         )
 
 

@@ -79,7 +79,16 @@ async def test_a_stream_adds_up_to_the_answer(engine: EmbeddedEngine) -> None:
         assert completion.timings.first_token < completion.timings.total
 
 
-def test_stop_strings_seeds_and_grammars(engine: EmbeddedEngine) -> None:
+def test_a_seed_repeats_a_sampled_answer(engine: EmbeddedEngine) -> None:
+    def text(seed: int | None, **other: float) -> str:
+        return engine.generate(call(engine, sampling=Sampling(max_tokens=12, temperature=1.0, seed=seed, **other))).text  # type: ignore[arg-type]
+
+    assert text(7) == text(7) != text(8)
+    assert text(7, top_p=0.9) == text(7, top_p=0.9)
+    assert text(None) != text(None)
+
+
+def test_stop_strings_and_grammars(engine: EmbeddedEngine) -> None:
     free = engine.generate(call(engine, sampling=Sampling(max_tokens=12, ignore_eos=True)))
     cut = free.text[len(free.text) // 2 :][:3]
     stopped = engine.generate(call(engine, sampling=Sampling(max_tokens=12, ignore_eos=True, stop=(cut,))))

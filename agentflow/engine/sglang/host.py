@@ -23,11 +23,13 @@ import socket
 import sys
 import threading
 import time
+from importlib.metadata import entry_points
 from multiprocessing.connection import wait
 from typing import Any, NoReturn
 
 from agentflow.engine._channel import areceive, pack, receive
 from agentflow.engine.sglang.arguments import ServerOptions, server_arguments
+from agentflow.errors import SetupError
 
 __all__ = ["main"]
 
@@ -56,7 +58,17 @@ def main(fd: int) -> None:
     _end(0)
 
 
+def _check_installed() -> None:
+    groups = ("sglang.srt.plugins", "sglang.srt.platforms")
+    if not all(any(e.value.startswith("agentflow.") for e in entry_points(group=group)) for group in groups):
+        raise SetupError(
+            "agentflow is importable here but not installed, so SGLang cannot find its plugin: install it"
+            " (`uv sync`, or `pip install -e .` in its folder)"
+        )
+
+
 def _start(sock: socket.socket, options: ServerOptions) -> tuple[Any, bool]:
+    _check_installed()
     from agentflow.engine.sglang import cpu_platform, launch, memory, quick_start
 
     cpu = cpu_platform.activate() is not None

@@ -17,9 +17,10 @@ def register() -> None:
     from sglang.srt.mem_cache.registry import register_radix_cache_backend, registered_radix_cache_backends
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from agentflow.engine.sglang import hicache_cpu
+    from agentflow.engine.sglang import hicache_cpu, seeds
 
     hicache_cpu.install()
+    seeds.install()
     if "agentflow" not in registered_radix_cache_backends():
         register_radix_cache_backend("agentflow", _create_cache)
     if multiprocessing.parent_process() is not None and "sglang.srt.managers.scheduler" in sys.modules:

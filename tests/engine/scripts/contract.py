@@ -135,6 +135,25 @@ def check_forced_tokens() -> None:
     assert logits.argmax(dim=1).tolist() == [1, 3]  # the second row is used up
 
 
+def check_seeds() -> None:
+    import torch
+    from sglang.srt.layers import sampler
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
+    from agentflow.engine.sglang import cpu_platform, seeds
+
+    if cpu_platform.activate() is None:
+        return
+    assert seeds.install()
+    assert {"batch", "vocab_size"} == parameters(SamplingBatchInfo.from_schedule_batch)
+    assert SamplingBatchInfo.from_schedule_batch.agentflow_seeds
+    logprobs = torch.zeros(3, 1000, dtype=torch.float64)
+    assert sampler.multinomial_with_seed is seeds.multinomial_with_seed
+    assert "multinomial_with_seed(logprobs, sampling_seed, positions)" in inspect.getsource(sampler)
+    drawn = sampler.multinomial_with_seed(logprobs, torch.tensor([7, 7, 8]), torch.tensor([5, 5, 5])).view(-1).tolist()
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
 def check_disabled_model_modules() -> None:
     from sglang.srt.environ import envs
 
