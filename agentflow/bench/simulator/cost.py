@@ -178,9 +178,9 @@ class RooflineCost:
         arithmetic = 2 P n / (F e_p) + 4 L q n (c + (n + 1) / 2) / (F e_a) + 2 h v / (F e_p)
         memory     = (read + (c + n) kv) / (B e_m)
 
-    with ``P`` parameters of the layers, ``q`` width of the queries, ``h v`` the output head (last token only), ``read`` the
-    bytes of the weights without input embeddings. A
-    decode step of ``b`` requests with ``T`` tokens of context in all:
+    with ``P`` parameters of the layers, ``q`` width of the queries, ``h v`` the output head (last token only), and
+    ``read`` the bytes of the weights without input embeddings. A decode step of ``b`` requests with ``T`` tokens of
+    context in all:
 
         arithmetic = 2 b (P + h v) / (F e_p) + 4 L q T / (F e_a)
         memory     = (read + T kv) / (B e_m)

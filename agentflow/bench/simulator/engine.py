@@ -113,10 +113,10 @@ class Engine:
             self._wake(now)
 
     def arrive(self, request: Request, workflow: str, agent: str, branch: str | None, now: float) -> None:
-        """A request joins the waiting queue, or is refused when it can never fit."""
+        """A request joins the waiting queue, or is refused when it is empty or can never fit."""
         spec = self.spec
         most = spec.pool_tokens - 1
-        if request.prompt >= most - 5:
+        if not 0 < request.prompt < most - 5:
             request.outcome = "rejected"
             request.finished = now
             self._finished(request, now)

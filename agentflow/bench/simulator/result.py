@@ -13,8 +13,8 @@ __all__ = ["CallResult", "SimResult", "WorkflowResult", "percentile"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:
-    """One call. Times are seconds since the simulation began; ``outcome`` is ``done``, ``rejected`` (longer than
-    the pool) or ``aborted`` (out of memory in decode)."""
+    """One call. Times are seconds since the simulation began; ``outcome`` is ``done``, ``rejected`` (empty, or
+    longer than the pool) or ``aborted`` (out of memory in decode)."""
 
     workflow: str
     call: str

@@ -83,7 +83,7 @@ def simulate(
 class _Run:
     """One workflow under way."""
 
-    __slots__ = ("called", "done", "engine", "seq", "started", "todo", "waits", "workflow")
+    __slots__ = ("agents", "called", "done", "engine", "seq", "started", "todo", "waits", "workflow")
 
     def __init__(self, workflow: TraceWorkflow, engine: int, started: float) -> None:
         self.workflow = workflow
@@ -92,6 +92,7 @@ class _Run:
         self.seq = 0
         self.called = 0
         self.todo = len(workflow.calls)
+        self.agents = {c.id: c.agent for c in workflow.calls}
         #: How many calls each call still waits for, and who waits for each.
         self.waits: dict[str, int] = {}
         self.done: dict[str, list[TraceCall]] = {}
@@ -211,9 +212,8 @@ class _Simulation:
 
     def _start(self, workflow: TraceWorkflow) -> None:
         run = _Run(workflow, engine_of(workflow.id, len(self.engines)), self.now)
-        ids = {c.id for c in workflow.calls}
         for call in workflow.calls:
-            missing = [w for w in call.wait_for if w not in ids]
+            missing = [w for w in call.wait_for if w not in run.agents]
             if missing:
                 raise UsageError(f"call {call.id} of workflow {workflow.id} waits for {missing[0]}, which is not there")
             run.waits[call.id] = len(set(call.wait_for))
@@ -229,8 +229,9 @@ class _Simulation:
                 self._ready(run, call, call.agent)
 
     def _ready(self, run: _Run, call: TraceCall, asked_by: str) -> None:
-        """All that the call waits for is done: its tools run, and it is sent after its delay."""
+        """All that the call waits for is done: its tools run, and it is sent after its delay and after them."""
         speed = self.arrivals.tool_speed
+        send = self.now + call.delay / speed
         for number, tool in enumerate(call.tools):
             ident = f"{call.id}/{number}"
             fields: dict[str, Any] = {"tool": tool.name, "call_id": ident, "agent": asked_by}
@@ -246,7 +247,8 @@ class _Simulation:
 
             self._at(start, begin)
             self._at(start + duration, end)
-        self._at(self.now + call.delay / speed, lambda: self._send(run, call))
+            send = max(send, start + duration)
+        self._at(send, lambda: self._send(run, call))
 
     def _send(self, run: _Run, call: TraceCall) -> None:
         workflow = run.workflow
@@ -298,7 +300,7 @@ class _Simulation:
         for follower in run.done.get(call.id, ()):
             run.waits[follower.id] -= 1
             if not run.waits[follower.id]:
-                self._ready(run, follower, call.agent)
+                self._ready(run, follower, run.agents[follower.wait_for[-1]])
         if not run.todo:
             self._end(run)
 
