@@ -53,6 +53,9 @@ async def later():
     return builder
 
 number = 3
+
+def nothing():
+    return None
 """
 
 AGENTS = """
@@ -182,7 +185,8 @@ def test_graph_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
         ("plain.py:zzzzzz", "graphs in it: builder, graph"),
         ("plain.py:number", "no graph but a int"),
         ("plain.py:needs_more", "it also needs depth"),
-        ("plain.py:later", "async"),
+        ("plain.py:nothing", "returned no graph but a NoneType"),
+        ("plain.py:later", "is async"),
         ("plain.py", "several graphs (builder, graph)"),
         ("plain.py:", "FILE:GRAPH"),
         ("empty.py", "no graph at its top level"),

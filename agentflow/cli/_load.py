@@ -45,13 +45,30 @@ def load_graph(target: str) -> Any:
     if name is None:
         return _only_graph(module, file)
     try:
-        return getattr(module, name)
+        return _checked(getattr(module, name))
     except AttributeError:
         graphs = _graphs(module)
         near = difflib.get_close_matches(name, [n for n in vars(module) if not n.startswith("_")], n=1)
         known = f"; graphs in it: {', '.join(graphs)}" if graphs else "; it holds no graph"
         guess = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(f"{file} has no {name!r}{guess or known}") from None
+
+
+def _checked(value: Any) -> Any:
+    """``value`` if it is a graph or a function that can be called for one."""
+    if is_graph(value):
+        return value
+    if not callable(value):
+        raise UsageError(f"that is no graph but a {type(value).__name__}: name a graph, or a function that returns one")
+    if inspect.iscoroutinefunction(value):
+        raise UsageError("the function is async: give a plain function that returns the graph")
+    parameters = inspect.signature(value).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if rest := [name for name in needed if name != "engine"]:
+        raise UsageError(
+            f"the function must be callable without arguments, or with engine alone; it also needs {', '.join(rest)}"
+        )
+    return value
 
 
 def _module(file: str) -> ModuleType:
@@ -147,7 +164,7 @@ def compiled(target: Any, engine: Engine) -> AgentApp:
     from agentflow.graph import AgentApp, AgentGraph, attach
 
     if callable(target) and not is_graph(target):
-        target = _made(target, engine)
+        target = target(engine=engine) if "engine" in inspect.signature(target).parameters else target()
     if isinstance(target, AgentGraph):
         return target.compile(engine=engine)
     if isinstance(target, StateGraph):
@@ -156,22 +173,4 @@ def compiled(target: Any, engine: Engine) -> AgentApp:
         return target
     if isinstance(target, CompiledStateGraph):
         return attach(target, engine)
-    raise UsageError(
-        f"that is no graph but a {type(target).__name__}: name a StateGraph, an AgentGraph or a compiled graph"
-    )
-
-
-def _made(function: Callable[..., Any], engine: Engine) -> Any:
-    parameters = inspect.signature(function).parameters
-    needed = [
-        n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    if rest := [name for name in needed if name != "engine"]:
-        raise UsageError(
-            f"the function must be callable without arguments, or with engine alone; it also needs {', '.join(rest)}"
-        )
-    made = function(engine=engine) if "engine" in parameters else function()
-    if inspect.iscoroutine(made):
-        made.close()
-        raise UsageError("the function is async: give a plain function that returns the graph")
-    return made
+    raise UsageError(f"the function returned no graph but a {type(target).__name__}")
