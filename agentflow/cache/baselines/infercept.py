@@ -19,9 +19,10 @@ class InferCept(Retention):
 
     Discarding wastes T_fwd(C) * (C + C_other) / 2 token-seconds, where T_fwd(C) is the time to compute the C
     tokens again and C_other what the other running calls hold; keeping wastes C for every second. Both are
-    equal after T_fwd(C) * (C + C_other) / (2 * C) seconds, which is the time-to-live whatever the tool.
-    ``prefill`` is seconds per token until the engine reports its own. Calls are served first come, first
-    served, by the arrival of the request; returning ones keep their program's original arrival there.
+    equal after T_fwd(C) * (C + C_other) / (2 * C) seconds, which is the time-to-live whatever the tool. Its third
+    choice, to swap out, is what the engine's host tier does with what is not kept. ``prefill`` is seconds per
+    token until the engine reports its own. Calls are served first come, first served, where returning ones keep
+    the arrival of their program.
     """
 
     name = "infercept"
