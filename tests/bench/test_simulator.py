@@ -500,6 +500,16 @@ def test_more_memory_never_hurts_much_and_lifecycle_beats_lru_under_pressure():
     assert rates["lifecycle"][0] > rates["lru"][0] + 0.02
 
 
+@pytest.mark.parametrize("arrivals", [Arrivals(kind="closed", concurrency=8), Arrivals(kind="poisson", rate=0.5)])
+def test_knowing_the_future_beats_not_knowing_it(arrivals):
+    many = load(60, 8)
+    cost = CalibratedCost(p_token=2e-5, d_pass=0.01)
+    spec = EngineSpec(pool_tokens=16_000)
+    names = ("lru", "lifecycle", "kvflow", "continuum", "belady")
+    rates = {p: simulate(many, spec, cost, [p], arrivals=arrivals).hit_rate for p in names}
+    assert max(rates, key=rates.__getitem__) == "belady"
+
+
 # -- the rest ------------------------------------------------------------------------------------------
 
 
@@ -529,8 +539,12 @@ def test_policies_are_told_what_the_trace_knows():
 
 
 def test_errors_say_what_is_wrong():
-    with pytest.raises(UsageError, match="waits for 9"):
+    with pytest.raises(UsageError, match="waits for 9, which is not before it"):
         serve(workflow("w", call("1", [("p", 1)], 1, wait_for=("9",))))
+    with pytest.raises(UsageError, match="two calls 1"):
+        serve(workflow("w", call("1", [("p", 1)], 1), call("1", [("p", 1)], 1)))
+    with pytest.raises(UsageError, match="two workflows w"):
+        serve(workflow("w"), workflow("w"))
     with pytest.raises(UsageError, match="unknown policy 'nothing'"):
         serve(workflow("w", call("1", [("p", 1)], 1)), policies=["nothing"])
     with pytest.raises(UsageError, match="at least 16"):

@@ -13,7 +13,7 @@ from agentflow.bench.simulator.config import Arrivals, EngineSpec
 from agentflow.bench.simulator.content import Links
 from agentflow.bench.simulator.cost import Cost
 from agentflow.bench.simulator.engine import Engine, Request
-from agentflow.bench.simulator.future import Uses, nominal_order
+from agentflow.bench.simulator.future import Uses
 from agentflow.bench.simulator.informed import informed
 from agentflow.bench.simulator.result import CallResult, SimResult, WorkflowResult
 from agentflow.bench.simulator.timeline import Timeline
@@ -70,14 +70,33 @@ def simulate(
     :func:`~agentflow.bench.simulator.informed.informed` says. ``timeline`` keeps what happened,
     and the state of memory every ``sample_seconds`` of simulated time.
 
-    Raises :class:`~agentflow.errors.UsageError` for unknown policies, bad options or a trace whose calls wait for
-    calls that are not there.
+    Raises :class:`~agentflow.errors.UsageError` for unknown policies, bad options, ids that occur twice, or calls that
+    wait for calls that are not before them.
     """
     if engines < 1:
         raise UsageError("a simulation needs at least one engine")
+    _check(trace)
     return _Simulation(
         trace, spec, cost, informed(policies, trace), arrivals or Arrivals(), engines, seed, timeline, sample_seconds
     ).run()
+
+
+def _check(trace: Trace) -> None:
+    known: set[str] = set()
+    for workflow in trace.workflows:
+        if workflow.id in known:
+            raise UsageError(f"the trace has two workflows {workflow.id}")
+        known.add(workflow.id)
+        calls: set[str] = set()
+        for call in workflow.calls:
+            for waited in call.wait_for:
+                if waited not in calls:
+                    raise UsageError(
+                        f"call {call.id} of workflow {workflow.id} waits for {waited}, which is not before it"
+                    )
+            if call.id in calls:
+                raise UsageError(f"workflow {workflow.id} has two calls {call.id}")
+            calls.add(call.id)
 
 
 class _Run:
@@ -146,8 +165,6 @@ class _Simulation:
             if self.timeline is not None and self.timeline.due(self.now):
                 self.timeline.sample(self.now, self.engines)
             happen()
-        if self._open:
-            raise RuntimeError(f"{self._open} workflows never ended: their calls wait for calls that did not run")
         counters: Counter[str] = Counter()
         for engine in self.engines:
             counters.update(engine.runtime.counters)
@@ -206,16 +223,17 @@ class _Simulation:
         for time, workflow in times:
             self._open += 1
             self._at(time, self._starter(workflow))
+            if self._uses is not None:
+                self._uses.begins(workflow.id, time)
 
     def _starter(self, workflow: TraceWorkflow) -> Callable[[], None]:
         return lambda: self._start(workflow)
 
     def _start(self, workflow: TraceWorkflow) -> None:
         run = _Run(workflow, engine_of(workflow.id, len(self.engines)), self.now)
+        if self._uses is not None:
+            self._uses.begins(workflow.id, self.now)
         for call in workflow.calls:
-            missing = [w for w in call.wait_for if w not in run.agents]
-            if missing:
-                raise UsageError(f"call {call.id} of workflow {workflow.id} waits for {missing[0]}, which is not there")
             run.waits[call.id] = len(set(call.wait_for))
             for waited in set(call.wait_for):
                 run.done.setdefault(waited, []).append(call)
@@ -287,7 +305,7 @@ class _Simulation:
         if self.timeline is not None:
             self.timeline.call(self.calls[-1])
         if self._uses is not None:
-            self._uses.served(request.rid)
+            self._uses.ended(run.workflow.id, call.id, now, now - request.arrived)
         # What follows from it happens after the engine's step, as it would for a caller outside.
         self._at(now, lambda: self._follow(run, call))
 
@@ -336,8 +354,7 @@ class _Simulation:
     def _futures(self, policies: Sequence[PolicySpec]) -> Uses | None:
         if not any(spec_name(p) == ORACLE for p in policies):
             return None
-        order = nominal_order(self.trace)
-        return Uses([request_id(w.id, c.id) for _, w, c in order], [self.links.content(c.prompt) for _, _, c in order])
+        return Uses(self.trace, self.links, tool_speed=self.arrivals.tool_speed)
 
     def _with_future(self, policies: Sequence[PolicySpec]) -> tuple[list[PolicySpec], Callable[[Engine], None] | None]:
         """The policies with the recorded future told to the oracle, and what ties that to its engine."""
