@@ -2,7 +2,8 @@
 
 Plain rows have ``timestamp`` (ms), ``input_length``, ``output_length`` and ``hash_ids`` (512-token blocks in the
 published traces). Agentic rows add ``request_id``, ``session_id``, ``wait_for``, ``branches``, ``prefix_reset``,
-``delay`` and ``tool_wait_ms`` (ms after what is waited for), and ``tool_events``.
+``delay`` and ``tool_wait_ms`` (ms after what is waited for), and ``tool_events``: the schema of NVIDIA Dynamo's
+``dynamo-data-gen`` 1.3 and 1.4 (its later versions, with a header line and ``dependencies``, are not read).
 
 What the agentic format holds, and comes back from it: calls, order, arrivals, delays, tools, branches, prompts and
 what they share in whole blocks, lengths of outputs. Workflow and agent are written into ``session_id``; files of
