@@ -98,13 +98,18 @@ class Leaves:
             for workflow in leaf.workflows:
                 self._owned.setdefault(workflow, set()).add(record.id)
 
-    def touch(self, record: NodeRecord, recency: float) -> None:
-        """Give the recency of a leaf whose owners did not change. Does nothing for one that is not in."""
+    def touch(self, record: NodeRecord, recency: float) -> bool:
+        """Give the recency of a leaf whose owners did not change; False when it was so already.
+
+        Does nothing for a leaf that is not in.
+        """
         leaf = self._leaves.get(record.id)
-        if leaf is not None:
-            leaf.recency = recency
-            if leaf.pushed is not None:
-                self._push(leaf)
+        if leaf is None or leaf.recency == recency:
+            return False
+        leaf.recency = recency
+        if leaf.pushed is not None:
+            self._push(leaf)
+        return True
 
     def discard(self, record: NodeRecord) -> None:
         """Drop a leaf that can no longer be evicted or is gone. Does nothing for one that is not in."""

@@ -189,6 +189,8 @@ class Policy:
     #: stays valid until the node is touched again or one of those workflows is heard of (an event, a call), and
     #: the leaves in question need not all be scored again at every eviction.
     scores_by_owner: ClassVar[bool] = False
+    #: Whether it observes :class:`PoolState`, which is made at every scheduling step for those that do.
+    wants_pool_state: ClassVar[bool] = False
 
     def __init__(self, ledger: Ledger, clock: Callable[[], float]) -> None:
         self.ledger = ledger

@@ -76,6 +76,11 @@ class Runtime:
         """The policies' names, joined."""
         return "+".join(self.names) or "lru"
 
+    @property
+    def live_names(self) -> tuple[str, ...]:
+        """Names of the policies that still have a say: those that failed are left out."""
+        return tuple(p.name for p in self.policies)
+
     # -- observe ---------------------------------------------------------------------------------------
 
     def observe(self, observation: Observation) -> None:
@@ -99,13 +104,17 @@ class Runtime:
 
     def score_node(self, node: NodeRecord, recency: float) -> Score:
         """The node's rank for eviction, lowest first. ``recency`` grows with the last use."""
+        return (*self.score_record(node), recency)
+
+    def score_record(self, node: NodeRecord) -> Score:
+        """What the policies say of the node, without its recency; the number of opinions may shrink by a failure."""
         score: Score = ()
         for policy in self._node_scorers:
             try:
                 score += _checked(policy.score_node(node))
             except Exception:
                 self._failed(policy, "score_node", 1)
-        return (*score, recency)
+        return score
 
     def score_call(self, call: WaitingCall) -> Score:
         """The waiting call's rank, lowest runs first; () when no policy has an opinion."""
@@ -121,6 +130,11 @@ class Runtime:
     def watches_nodes(self) -> bool:
         """Whether any policy wants observations of single nodes."""
         return bool(self._observers)
+
+    @property
+    def watches_pool(self) -> bool:
+        """Whether any policy wants the pool's state."""
+        return self._watches_pool
 
     @property
     def ranks_nodes(self) -> bool:
@@ -248,6 +262,7 @@ class Runtime:
             return [p for p in self.policies if getattr(type(p), method) is not getattr(Policy, method)]
 
         self._observers = having("observe")
+        self._watches_pool = any(p.wants_pool_state for p in self._observers)
         self._node_scorers = having("score_node")
         self._call_scorers = having("score_call")
         self._predictors = having("predict")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from agentflow.errors import UsageError
-
-__all__ = ["END", "Hidden", "Predictor", "Steps", "agent_values", "check_steps", "make_predictor"]
+__all__ = ["END", "Hidden", "Predictor", "Steps", "agent_values", "check_steps"]
 
 #: The name under which a forecast holds the probability that the workflow is over.
 END = ""
@@ -63,15 +61,3 @@ def check_steps(steps: Steps, horizon: int) -> Steps:
         if not (abs(total - 1.0) < 1e-3 and all(p >= 0.0 for p in step.values())):
             raise ValueError(f"a step's probabilities sum to {total}")
     return steps
-
-
-def make_predictor(backbone: str, options: Mapping[str, Any]) -> Predictor:
-    """A predictor by its name: ``markov``, ``uniform`` or ``oracle``."""
-    from agentflow.cache.pbkv.markov import Markov
-    from agentflow.cache.pbkv.simple import Oracle, Uniform
-
-    known: dict[str, Any] = {p.name: p for p in (Markov, Uniform, Oracle)}
-    if backbone not in known:
-        raise UsageError(f"unknown predictor {backbone!r}; known: {', '.join(sorted(known))}")
-    predictor: Predictor = known[backbone](**options)
-    return predictor

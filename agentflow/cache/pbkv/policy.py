@@ -19,7 +19,8 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 from agentflow.cache.ledger import Ledger, NodeRecord, Thread
-from agentflow.cache.pbkv.forecast import END, Predictor, Steps, agent_values, make_predictor
+from agentflow.cache.pbkv.forecast import END, Predictor, Steps, agent_values
+from agentflow.cache.pbkv.predictors import make_predictor
 from agentflow.cache.pbkv.trust import Trust
 from agentflow.cache.policy import (
     CallArrived,

@@ -58,6 +58,8 @@ class Retention(Policy):
     #: Whether preempted calls come before all others.
     preempted_first = True
 
+    wants_pool_state = True
+
     def __init__(
         self,
         ledger: Ledger,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentflow.cache.policy import Effect, Prefetch
 
@@ -14,24 +15,25 @@ __all__ = ["carry_out"]
 
 
 def carry_out(cache: AgentRadixCache, effects: Sequence[Effect]) -> None:
-    """Carry out what can be; the rest is counted. Highest value first."""
+    """Carry out what can be, highest value first; the rest is counted as refused."""
     for effect in sorted(effects, key=lambda e: -e.value):
         done = _prefetch(cache, effect)
         cache.runtime.counters["prefetches" if done else "prefetches_refused"] += 1
 
 
 def _prefetch(cache: AgentRadixCache, effect: Prefetch) -> bool:
-    """Start loading a node's KV, and that of its ancestors, from the host. Free space only."""
+    """Start loading a node's KV, and that of its ancestors, from the host."""
     core = cache.tree_core
     node = core._node_arena.get(effect.node)
     if node is None or not node.evicted or not node.backuped or cache.cache_controller is None:
         return False
-    needed = 0
+    path = []
     above = node
     while above is not core.root_node and above.evicted:
-        needed += len(above.key)
+        path.append(above)
         above = above.parent
-    if needed > cache.token_to_kv_pool_allocator.available_size():
+    needed = sum(len(n.key) for n in path)
+    if not _make_room(cache, needed, effect, above):
         return False
     if not cache.load_back(effect.node):
         return False
@@ -44,8 +46,35 @@ def _prefetch(cache: AgentRadixCache, effect: Prefetch) -> bool:
         reason=effect.reason,
         tokens=needed,
         node=effect.node,
-        workflows=tuple({t.workflow.id: None for t in list(record.owners)[:8]}),
+        workflows=tuple(dict.fromkeys(t.workflow.id for t in list(record.owners)[:8])),
         terms={"value": effect.value},
     )
-    record.prefetched_by = decision.seq
+    for loaded in path:
+        core.record(loaded).prefetched_by = decision.seq
+    return True
+
+
+def _make_room(cache: AgentRadixCache, needed: int, effect: Prefetch, anchor: Any) -> bool:
+    """Have ``needed`` tokens free, displacing no more than the effect allows.
+
+    Retired leaves are evicted one by one; when they do not suffice, what they gave is free space all the same, and
+    nobody that is alive lost anything. The node that the load hangs on is kept.
+    """
+    core = cache.tree_core
+    available = cache.token_to_kv_pool_allocator.available_size
+    if available() >= needed:
+        return True
+    if effect.displace == "nothing":
+        return False
+    if effect.displace == "active":
+        return True  # load_back evicts for itself, in the policies' order
+    leaves = core.evictable_device_leaves
+    leaves.leaves.start()
+    tracker: dict[Any, int] = defaultdict(int)
+    while available() < needed:
+        lowest = leaves.lowest()
+        if lowest is None or lowest is anchor or core.runtime.ledger.is_live(core.record(lowest)):
+            return False
+        if cache._evict_device_leaf(lowest.id, tracker) is not None:
+            return False  # it must be written to the host first
     return True

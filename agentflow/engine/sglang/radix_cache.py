@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from sglang.srt.mem_cache.registry import create_unified_radix_cache
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import register_tree_core_backend
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
@@ -20,6 +21,7 @@ from agentflow.engine.base import Coordinates
 from agentflow.engine.sglang import wire
 from agentflow.engine.sglang.ballast import Ballast
 from agentflow.engine.sglang.clock import StreamClock
+from agentflow.engine.sglang.eviction import AgentFullComponent
 from agentflow.engine.sglang.tree_core import AgentTreeCore
 from agentflow.events import Event
 from agentflow.runtime import Runtime
@@ -50,12 +52,13 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         backend = f"{BACKEND}-{id(self)}"
         register_tree_core_backend(backend, register)
         params.tree_core_backend = backend
+        params.component_registry_override = {ComponentType.FULL: AgentFullComponent}
         super().__init__(params)
 
     def configure(self, policies: Sequence[PolicySpec], *, audit: bool = False) -> None:
         """Run with other policies from now on, with an empty ledger; the cache should be empty too."""
-        runtime = Runtime(policies, clock=self.clock)
-        self.runtime = self.tree_core.runtime = runtime
+        self.runtime = Runtime(policies, clock=self.clock)
+        self.tree_core.use(self.runtime)
         self.tree_core.audit = audit
 
     def reset(self) -> None:
@@ -72,6 +75,7 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
             self.clock.advance(max((e.time for e in events), default=0.0))
         for event in events:
             runtime.observe(event)
+            self.tree_core.heard_of(event.workflow)
         if refused:
             runtime.counters["events_refused"] += refused
         runtime.counters["events_ns"] += time.perf_counter_ns() - started
@@ -91,6 +95,8 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         req.agentflow = AgentRequest(call, self.runtime.log.last_seq, self.clock())
         if self.runtime.watches_nodes:
             self.runtime.observe(CallArrived(req.rid, call, len(req.origin_input_ids)))
+        if at.workflow is not None:
+            self.tree_core.heard_of(at.workflow)
 
     # -- what the cache does ---------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentflow.cache.policy import WaitingCall
+from agentflow.cache.policy import PoolState, WaitingCall
 from agentflow.engine.sglang import control
 from agentflow.engine.sglang.ballast import Ballast, set_aside
 from agentflow.engine.sglang.effects import carry_out
@@ -47,10 +47,16 @@ def add_request_to_queue(original: Callable[..., Any], scheduler: Any, req: Any,
 
 
 def get_next_batch_to_run(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-    """Between two steps: carry out the effects that policies want."""
+    """Between two steps: tell policies how the pool is, and carry out the effects that they want.
+
+    Effects move KV, so they wait while a prefill is due: the transfer path is then its own.
+    """
     cache = scheduler.tree_cache
-    if isinstance(cache, AgentRadixCache) and cache.runtime.acts:
-        _guarded(cache, "effects", lambda: carry_out(cache, cache.runtime.act()))
+    if isinstance(cache, AgentRadixCache):
+        if cache.runtime.watches_pool:
+            _guarded(cache, "telling the pool's state", lambda: cache.runtime.observe(_pool_state(scheduler, cache)))
+        if cache.runtime.acts and not scheduler.waiting_queue and scheduler.chunked_req is None:
+            _guarded(cache, "effects", lambda: carry_out(cache, cache.runtime.act()))
     return original(scheduler, *args, **kwargs)
 
 
@@ -130,6 +136,7 @@ def _configure(scheduler: Any, cache: AgentRadixCache, body: Mapping[str, Any]) 
         cache.ballast = ballast
     else:
         cache.runtime.set_policies(names)
+        cache.tree_core.reorder()
         cache.tree_core.audit = bool(body.get("audit", cache.tree_core.audit))
     return {"policy": cache.runtime.name}
 
@@ -147,6 +154,21 @@ def _ballast(body: Mapping[str, Any], key: str, total: int) -> int:
     if not isinstance(wanted, int) or isinstance(wanted, bool) or not 0 < wanted <= total:
         raise UsageError(f"{key} must be an integer from 1 to {total}, got {wanted!r}")
     return total - wanted
+
+
+def _pool_state(scheduler: Any, cache: AgentRadixCache) -> PoolState:
+    host = getattr(cache.cache_controller, "mem_pool_host", None)
+    free = scheduler.token_to_kv_pool_allocator.available_size()
+    total = scheduler.max_total_num_tokens - cache.ballast.device
+    return PoolState(
+        total=total,
+        free=free,
+        held=total - free - cache.evictable_size(),
+        running=len(scheduler.running_batch.reqs) if scheduler.running_batch else 0,
+        waiting=len(scheduler.waiting_queue),
+        host_total=host.size - cache.ballast.host if host is not None else 0,
+        host_free=host.available_size() if host is not None else 0,
+    )
 
 
 def _stats(scheduler: Any, cache: AgentRadixCache) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from agentflow.cache.decision import DecisionKind
 from agentflow.cache.ghosts import Ghosts, Tokens, path_hash
 from agentflow.cache.ledger import CallRef, NodeRecord
 from agentflow.cache.policy import Touched
+from agentflow.engine.sglang.eviction import LeafSet
 from agentflow.runtime import Runtime
 
 __all__ = ["AgentTreeCore", "RuntimeStrategy"]
@@ -45,8 +46,29 @@ class AgentTreeCore(UnifiedTreeCore):  # type: ignore[misc]
         self.cause: str | None = None
         #: Check at every eviction of an active node that no retired one could have gone instead.
         self.audit = False
+        self._specs = runtime.live_names
         super().__init__(params, components)
         self.eviction_strategy = RuntimeStrategy(self)
+
+    # -- order -----------------------------------------------------------------------------------------
+
+    def use(self, runtime: Runtime) -> None:
+        """Go on with another runtime."""
+        self.runtime = runtime
+        self.reorder()
+
+    def reorder(self) -> None:
+        """The runtime's policies are others than before: rank all leaves anew."""
+        self._specs = self.runtime.live_names
+        self.evictable_device_leaves.rebuild()
+        self.evictable_host_leaves.rebuild()
+
+    def heard_of(self, workflow: str) -> None:
+        """Something of the workflow was observed: what it owns may rank otherwise now."""
+        if self._specs != self.runtime.live_names:
+            self.reorder()
+        self.evictable_device_leaves.leaves.changed(workflow)
+        self.evictable_host_leaves.leaves.changed(workflow)
 
     # -- records ---------------------------------------------------------------------------------------
 
@@ -88,6 +110,8 @@ class AgentTreeCore(UnifiedTreeCore):  # type: ignore[misc]
     def reset(self) -> None:
         self.ghosts.clear()
         super().reset()
+        self.evictable_device_leaves: LeafSet = LeafSet(self)
+        self.evictable_host_leaves: LeafSet = LeafSet(self)
 
     def _split_node(self, key: Any, child: UnifiedTreeNode, split_len: int) -> Any:
         record = self.record(child)
