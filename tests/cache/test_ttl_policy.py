@@ -127,25 +127,35 @@ def test_a_tool_that_returns_a_millisecond_after_the_deadline_finds_no_pin(drive
     assert d.policy.pins == d.policy.pinned_tokens == 0
 
 
-def test_grace_keeps_it_for_the_request_that_is_about_to_come(drive: Make) -> None:
+def test_grace_prolongs_a_pin_for_the_request_that_is_about_to_come(drive: Make) -> None:
     d = drive(ttl(grace=1.0))
     d.learn("ls", [2.0])
     d.run("w", nodes="a")
     d.run("v", nodes="b")
     d.tool("w", "ls")
-    d.now += 3.0
+    d.now += 1.9
+    d.tool_done("w", "ls", 1.9)
+    d.now += 0.9
+    assert d.order() == "ba"  # 2.8 s after the start of a pin of 2 s
+    d.now += 0.2
     assert d.order() == "ab"
-    d.tool_done("w", "ls", 3.0)
-    assert d.order() == "ba"
-    d.now += 1.1
-    assert d.order() == "ab"
-    longer = drive(ttl(grace=1.0))
-    longer.learn("ls", [5.0])
-    longer.run("w", nodes="a")
-    longer.tool("w", "ls")
-    longer.tool_done("w", "ls", 0.1)
-    longer.now += 4.9
-    assert longer.policy.pin_of(longer.nodes["a"]) is not None  # grace never cuts a pin short
+
+
+def test_grace_never_cuts_a_pin_short_and_wakes_none_that_is_over(drive: Make) -> None:
+    d = drive(ttl(grace=1.0))
+    d.learn("ls", [5.0])
+    d.run("w", nodes="a")
+    d.tool("w", "ls")
+    d.tool_done("w", "ls", 0.1)
+    d.now += 4.9
+    assert d.policy.pin_of(d.nodes["a"]) is not None
+    d.now += 0.2
+    assert d.policy.pin_of(d.nodes["a"]) is None
+    d.run("w", nodes="a")
+    d.tool("w", "ls", "t2")
+    d.now += 5.1
+    d.tool_done("w", "ls", 5.1, "t2")
+    assert d.policy.pin_of(d.nodes["a"]) is None
 
 
 def test_several_tools_at_once_hold_until_the_last(drive: Make) -> None:

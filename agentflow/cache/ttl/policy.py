@@ -108,11 +108,12 @@ class CostBenefit(Retention):
 class TTL(CostBenefit):
     """agentflow's own: the paper's rule, with what it leaves open decided.
 
-    Beyond :class:`CostBenefit`: a budget of pins and an end to patience; KV is kept while its own request waits
-    (``hold_waiting``), and for ``grace`` seconds once its tools have returned, since the request is about to
-    come; turns that end without a tool (hand-overs between agents, clients that send no events) are kept by
-    the time until the same agent's next turn, learned per graph and agent (``gaps``; what never came back counts
-    as infinite). ``seed`` is what :meth:`ToolDurations.to_json` wrote, ``seed_durations`` lists (tool, seconds);
+    Beyond :class:`CostBenefit`: a budget of pins, and an end to patience; a pin lasts at least ``grace`` seconds
+    beyond the return of its tools, since the request is about to come; turns that end without a tool (hand-overs
+    between agents, clients that send no events) are kept by the time until the same agent's next turn, learned
+    per graph and agent (``gaps``; what never came back counts as infinite). ``hold_waiting`` keeps KV for every
+    request that waits, pinned before or not, which made things worse in simulations of full engines.
+    ``seed`` is what :meth:`ToolDurations.to_json` wrote, ``seed_durations`` lists (tool, seconds);
     ``path`` is a file to load it from and to save it to every ``save_every`` seconds.
     """
 
@@ -124,8 +125,8 @@ class TTL(CostBenefit):
         clock: Callable[[], float],
         *,
         budget: float = 0.8,
-        patience: float = 60.0,
-        hold_waiting: bool = True,
+        patience: float = 1_800.0,
+        hold_waiting: bool = False,
         grace: float = 1.0,
         gaps: bool = True,
         seed: Mapping[str, Any] | None = None,
@@ -175,7 +176,7 @@ class TTL(CostBenefit):
 
     def tools_done(self, program: Program, thread: Thread, left: Left, now: float) -> Lifetime | None:
         pin = self._pins.get(thread)
-        if not self.grace or (pin is not None and pin.deadline - now >= self.grace):
+        if pin is None or not pin.live(now) or pin.deadline - now >= self.grace:
             return None
         return Lifetime(self.grace, "its tools have returned: its next request is about to come", left.terms)
 
