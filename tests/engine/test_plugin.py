@@ -172,7 +172,7 @@ def test_unreadable_events_change_only_a_counter(small: EmbeddedEngine) -> None:
 
 
 def test_an_event_costs_the_scheduler_little(small: EmbeddedEngine) -> None:
-    """Mean over many events of the time between their arrival and their being taken in."""
+    """Mean over many events of the processor time in which the scheduler's thread takes them in."""
     for i in range(2_000):
         small.emit(WorkflowStarted(workflow=f"w{i % 50}", seq=i, time=time.time()))
         if i % 200 == 199:
