@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import heapq
 import math
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from agentflow.bench.simulator.content import Links
@@ -34,8 +36,8 @@ from agentflow.runtime import Runtime
 
 __all__ = ["CacheReplay", "cache_replay", "most_hits"]
 
-#: A page: the link of the span that holds its last token, and its number on its path.
-Page = tuple[int, int]
+#: The number of a page: two pages have the same one if they hold the same tokens after the same tokens.
+Page = int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,7 @@ class _Step:
     time: float
     workflow: TraceWorkflow
     call: TraceCall
-    path: list[Page]
+    path: array[Page]
     prompt: int
 
 
@@ -90,15 +92,14 @@ def most_hits(trace: Trace, capacity: int, page: int = 16) -> CacheReplay:
     """
     pages = _capacity(capacity, page)
     steps, skipped = _steps(trace, pages, page)
-    ahead: dict[Page, tuple[int, bool]] = {}
-    following: list[
-        list[tuple[int, bool]]
-    ] = []  # per step, per page: the next step that uses it, and whether it reads it
+    # A use is a call's number, doubled, and one more if it reads the page as part of its prompt.
+    ahead: dict[Page, int] = {}
+    following: list[array[int]] = []
     for number in range(len(steps) - 1, -1, -1):
         step = steps[number]
-        following.append([ahead.get(p, (-1, False)) for p in step.path])
+        following.append(array("q", (ahead.get(p, 0) for p in step.path)))
         for place, p in enumerate(step.path):
-            ahead[p] = (number, place < step.prompt)
+            ahead[p] = 2 * number + (place < step.prompt)
     following.reverse()
     hits = dropped = across = 0
     kept: list[int] = []  # ends of kept intervals, negated so that the latest comes first; past ones may linger
@@ -113,10 +114,10 @@ def most_hits(trace: Trace, capacity: int, page: int = 16) -> CacheReplay:
         if len(kept) > 1_000 + 2 * across:
             kept = [end for end in kept if -end > number]
             heapq.heapify(kept)
-        for end, reads in following[number]:
-            if reads:
-                heapq.heappush(kept, -end)
-                ending[end] += 1
+        for use in following[number]:
+            if use & 1:
+                heapq.heappush(kept, -(use >> 1))
+                ending[use >> 1] += 1
                 across += 1
     prompts = sum(s.prompt for s in steps)
     return CacheReplay(
@@ -139,11 +140,13 @@ def _capacity(capacity: int, page: int) -> int:
 def _steps(trace: Trace, pages: int, page: int) -> tuple[list[_Step], int]:
     """The calls whose paths fit, in nominal order, and how many do not."""
     links = Links()
+    numbers: dict[tuple[int, int], Page] = {}  # by the link of the span that holds its last token, and its place
     steps: list[_Step] = []
     skipped = 0
     for time, workflow, call in nominal_order(trace):
         content = links.content(call.prompt, call.output)
-        path = [(content.links[bisect_left(content.ends, (k + 1) * page)], k) for k in range(content.tokens // page)]
+        links_there = (content.links[bisect_left(content.ends, (k + 1) * page)] for k in range(content.tokens // page))
+        path = array("q", (numbers.setdefault(p, len(numbers)) for p in zip(links_there, count(), strict=False)))
         if len(path) > pages:
             skipped += 1
         else:
@@ -152,22 +155,25 @@ def _steps(trace: Trace, pages: int, page: int) -> tuple[list[_Step], int]:
 
 
 class _PageFuture:
-    """The oracle's knowledge: per page the calls that use it, the next one last, and whether each reads it."""
+    """The oracle's knowledge: per page its uses, the next one last, encoded as in :func:`most_hits`."""
 
     def __init__(self, steps: Sequence[_Step], pages: dict[int, Page]) -> None:
         self.now = -1
         self._pages = pages
-        self._uses: dict[Page, list[tuple[int, bool]]] = {}
+        self._uses: dict[Page, array[int]] = {}
         for number in range(len(steps) - 1, -1, -1):
             for place, p in enumerate(steps[number].path):
-                self._uses.setdefault(p, []).append((number, place < steps[number].prompt))
+                uses = self._uses.get(p)
+                if uses is None:
+                    uses = self._uses[p] = array("q")
+                uses.append(2 * number + (place < steps[number].prompt))
 
     def next_use(self, node: NodeRecord) -> float:
         """A page that is written anew before it is read is not needed."""
         uses = self._uses[self._pages[node.id]]
-        while uses and uses[-1][0] <= self.now:
+        while uses and uses[-1] >> 1 <= self.now:
             uses.pop()
-        return float(uses[-1][0]) if uses and uses[-1][1] else math.inf
+        return float(uses[-1] >> 1) if uses and uses[-1] & 1 else math.inf
 
 
 class _Node:
@@ -283,7 +289,7 @@ class _Replay:
     def _add(self, page: Page, parent: _Node | None) -> _Node:
         self.last_id += 1
         record = NodeRecord(self.last_id, self.page, self.now)
-        record.path_hash = hash(page)
+        record.path_hash = page
         node = self.nodes[page] = self.by_id[record.id] = _Node(page, parent, record)
         self._pages[record.id] = page
         node.held = True
