@@ -40,6 +40,8 @@ __all__ = ["EmbeddedEngine", "Health"]
 
 T = TypeVar("T")
 
+#: Seconds that a reset waits for an idle engine.
+BUSY_LIMIT = 2.0
 #: Live engines, to be made unusable in forked children.
 _engines: weakref.WeakSet[EmbeddedEngine] = weakref.WeakSet()
 
@@ -169,14 +171,17 @@ class EmbeddedEngine(Engine):
     async def aconfigure(self, *, policies: Sequence[str] | None = None, reset: bool = False) -> None:
         """Change the cache policies; ``reset`` also empties the cache, the ledger and the counters.
 
-        Calls that run are not disturbed; a reset wants an idle engine. An unknown policy raises
-        :class:`~agentflow.errors.EngineFailure` and changes nothing.
+        Calls that run are not disturbed; a reset waits up to ``BUSY_LIMIT`` seconds for the engine to be idle (a
+        call that has just ended is cleared away a moment later). An unknown policy, or a reset of an engine that
+        stays busy, raises :class:`~agentflow.errors.EngineFailure` and changes nothing.
         """
-        await self.acontrol("configure", self._configuration(policies, reset))
+        self._check_usable()
+        await self._portal.arun(self._configure(policies, reset))
 
     def configure(self, *, policies: Sequence[str] | None = None, reset: bool = False) -> None:
         """Like :meth:`aconfigure`, blocking this thread."""
-        self.control("configure", self._configuration(policies, reset))
+        self._check_usable()
+        self._portal.run(self._configure(policies, reset))
 
     async def acontrol(self, method: str, body: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """A control request to every scheduler (see :mod:`agentflow.engine.sglang.control`), one reply each."""
@@ -331,6 +336,19 @@ class EmbeddedEngine(Engine):
         finally:
             self._replies.pop(number, None)
 
+    async def _configure(self, policies: Sequence[str] | None, reset: bool) -> None:
+        wanted = self.policies if policies is None else tuple(policies)
+        deadline = time.monotonic() + BUSY_LIMIT
+        while True:
+            try:
+                await self._control("configure", {"policies": list(wanted), "reset": reset})
+                break
+            except EngineFailure as error:
+                if not reset or "is busy" not in str(error) or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.02)
+        self.policies = wanted
+
     async def _send_events(self, events: Sequence[Event]) -> None:
         await self._control("events", {"batch": encode_batch(events)})
 
@@ -370,11 +388,6 @@ class EmbeddedEngine(Engine):
             raise EngineClosed("the engine belongs to the process that made it; this is a forked child: make one here")
         if self._closed:
             raise EngineClosed("the engine was closed; make a new one to go on")
-
-    def _configuration(self, policies: Sequence[str] | None, reset: bool) -> dict[str, Any]:
-        if policies is not None:
-            self.policies = tuple(policies)
-        return {"policies": list(self.policies), "reset": reset}
 
     def _health(self, detail: str, round_trip: float | None) -> Health:
         return Health(

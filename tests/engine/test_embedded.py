@@ -268,6 +268,7 @@ def test_policies_change_without_a_restart(engine: EmbeddedEngine) -> None:
     with pytest.raises(EngineFailure, match="nonsense"):
         engine.configure(policies=["nonsense"])
     assert engine.stats().policy == "lru"
+    assert engine.policies == ("lru",)
 
 
 def test_host_tier_serves_what_the_device_evicted(engine: EmbeddedEngine) -> None:
