@@ -211,17 +211,17 @@ class Request:
 
     def checkpoint(self, end: int) -> None:
         tree, cache = self.simulated.tree, self.stock.cache
-        node, _ = tree.insert(self.content, end, protected=self.protected, inserted=self.inserted)
+        assert self.node is not None
+        node, _ = tree.insert(self.content, end, protected=self.protected, inserted=self.inserted, known=self.node)
+        tree.lock(node)
+        tree.unlock(self.node)
         handle = self.stock.insert(self.tokens[:end], self.values[:end].clone(), self.protected, self.inserted)
         if self.prompt < end:
-            tree.insert(self.content, self.prompt, protected=self.prompt, inserted=self.prompt)
+            tree.cut(node, self.prompt)
             self.stock.insert(self.tokens[: self.prompt], self.values[: self.prompt].clone(), self.prompt, self.prompt)
         self.values = cache.path_device_indices(handle)
         cache.dec_lock_ref(self.handle, self.lock)
         self.handle, self.lock = handle, cache.inc_lock_ref(handle).to_dec_params()
-        tree.lock(node)
-        assert self.node is not None
-        tree.unlock(self.node)
         self.node, self.protected, self.inserted = node, end, max(self.inserted, end)
 
     def finish(self) -> None:

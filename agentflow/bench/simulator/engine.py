@@ -501,13 +501,15 @@ class Engine:
     def _checkpoint(self, request: Request, end: int, now: float) -> None:
         """Put what a request has computed into the tree, and lock that in place of what was locked."""
         tree = self.tree
-        node, _ = tree.insert(request.content, end, protected=request.protected, inserted=request.inserted)
-        request.inserted = max(request.inserted, end)
-        if 0 < request.prompt < end:
-            tree.insert(request.content, request.prompt, protected=request.prompt, inserted=request.prompt)
         assert request.node is not None
+        node, _ = tree.insert(
+            request.content, end, protected=request.protected, inserted=request.inserted, known=request.node
+        )
+        request.inserted = max(request.inserted, end)
         tree.lock(node)
         tree.unlock(request.node)
+        if request.prompt < end:
+            tree.cut(node, request.prompt)
         request.node = node
         request.private -= end - request.protected
         request.protected = end

@@ -128,16 +128,25 @@ class Tree:
             device = device.parent
         return Match(device, device.end, best, best.end - device.end)
 
-    def insert(self, content: Content, end: int, *, protected: int, inserted: int) -> tuple[Node, int]:
+    def insert(
+        self, content: Content, end: int, *, protected: int, inserted: int, known: Node | None = None
+    ) -> tuple[Node, int]:
         """Take in the first ``end`` tokens, of which the request computed those from ``protected`` on.
 
-        ``inserted`` tokens were counted as a hit for this request before. Returns the last node, and how many of
-        the request's slots held what the tree has already: they are free again.
+        ``inserted`` tokens were counted as a hit for this request before. ``known`` is a locked node on the path,
+        if there is one: what is above it need not be searched. Returns the last node, and how many of the request's
+        slots held what the tree has already: they are free again.
         """
         node = self.root
         self.root.recency = self._next_tick()
         at = 0
         duplicates = 0
+        if known is not None and known is not node:
+            for node in self._path(known):
+                node.recency = self._next_tick()
+                if node.end > inserted:
+                    self._hit(node)
+            at = known.end
         while at < end:
             child = node.children.get(content.link_at(at))
             if child is None:
@@ -161,6 +170,16 @@ class Tree:
                 self._hit(leaf)
         self.free += duplicates
         return node, duplicates
+
+    def cut(self, node: Node, at: int) -> None:
+        """Use the first ``at`` tokens of the path to the locked ``node``, and cut it there."""
+        self.root.recency = self._next_tick()
+        for above in self._path(node):
+            if above.start >= at:
+                break
+            above.recency = self._next_tick()
+            if above.end > at:
+                self._split(above, at)
 
     def touch(self, node: Node, call: CallRef) -> None:
         """Note in the ledger that a call used the node and all above it."""
@@ -348,6 +367,16 @@ class Tree:
         self._update(node)
         if node.parent is not None:
             self._update(node.parent)
+
+    def _path(self, node: Node) -> list[Node]:
+        """The nodes from the first below the root down to ``node``."""
+        path: list[Node] = []
+        at: Node | None = node
+        while at is not None and at is not self.root:
+            path.append(at)
+            at = at.parent
+        path.reverse()
+        return path
 
     # -- nodes -----------------------------------------------------------------------------------------
 
