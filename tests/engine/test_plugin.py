@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -42,6 +43,12 @@ def prompt(seed: int, tokens: int) -> list[int]:
 def ask(engine: EmbeddedEngine, workflow: str | None, ids: list[int], *, agent: str = "a", n: int = 4) -> Completion:
     at = Coordinates(workflow=workflow, agent=agent)
     return engine.generate(Call(token_ids=ids, at=at, sampling=Sampling(max_tokens=n, ignore_eos=True)))
+
+
+async def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not true():  # noqa: ASYNC110 (the engine has no such event)
+            await asyncio.sleep(0.01)
 
 
 def ended(engine: EmbeddedEngine, workflow: str) -> None:
@@ -135,6 +142,39 @@ def test_lifecycle_beats_lru_on_the_same_calls(engine: EmbeddedEngine) -> None:
     lru, lifecycle = run_mix(engine, "lru"), run_mix(engine, "lifecycle")
     engine.control("configure", {"policies": ["lifecycle"], "reset": True})
     assert lifecycle > lru + 0.1, (lifecycle, lru)
+
+
+def test_policies_order_the_waiting_queue(engine: EmbeddedEngine) -> None:
+    """Calls of a program that arrived first go first, although they were sent last (program-level FCFS)."""
+    limit(engine, ["ttl"], device=1_200)
+    ask(engine, "early", prompt(0, 50))
+    blocker = Call(
+        token_ids=prompt(1, 800), at=Coordinates(workflow="blocker"), sampling=Sampling(max_tokens=150, ignore_eos=True)
+    )
+    finished: list[str] = []
+
+    async def send(call: Call) -> None:
+        await engine.agenerate(call)
+        finished.append(str(call.at.workflow))
+
+    async def run() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(send(blocker))
+            await until(lambda: engine.stats().running == 1)
+            for i, workflow in enumerate(("late1", "late2", "early")):
+                call = Call(
+                    token_ids=prompt(10 + i, 700),
+                    at=Coordinates(workflow=workflow, agent="a"),
+                    sampling=Sampling(max_tokens=2, ignore_eos=True),
+                )
+                group.create_task(send(call))
+                await until(lambda i=i: engine.stats().waiting == i + 1)
+
+    asyncio.run(run())
+    assert finished == ["blocker", "early", "late1", "late2"]
+    counters = engine.stats().counters
+    assert (counters.get("internal_errors", 0), counters.get("policy_errors", 0)) == (0, 0)
+    engine.control("configure", {"policies": ["lifecycle"], "reset": True})
 
 
 def test_what_was_evicted_and_computed_again_is_regretted(small: EmbeddedEngine) -> None:

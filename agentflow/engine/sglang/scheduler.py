@@ -234,7 +234,7 @@ def _order(cache: AgentRadixCache, waiting_queue: list[Any]) -> None:
             request=req.rid,
             call=state.call,
             tokens=len(req.origin_input_ids),
-            cached_tokens=len(req.prefix_indices),
+            cached_tokens=req.num_matched_prefix_tokens,
             arrived=state.arrived,
             preempted=req.is_retracted,
         )

@@ -91,6 +91,132 @@ def check_plugins_may_load_again_in_a_forked_child() -> None:
     assert isinstance(plugins._plugins_loaded, bool)
 
 
+def check_radix_registry() -> None:
+    from sglang.srt.mem_cache import registry
+    from sglang.srt.mem_cache.unified_cache import tree_core_registry
+
+    from agentflow.engine.sglang import plugin
+    from agentflow.engine.sglang.radix_cache import BACKEND
+
+    plugin.register()
+    assert BACKEND in registry.registered_radix_cache_backends()
+    assert "cache_class" in parameters(registry.create_unified_radix_cache)
+    assert parameters(tree_core_registry.register_tree_core_backend) == {"name", "factory"}
+
+
+def check_radix_cache_methods() -> None:
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+    assert {"req", "up_to"} <= parameters(UnifiedRadixCache.checkpoint_into_tree)
+    assert {"node_id", "mem_quota"} <= parameters(UnifiedRadixCache.load_back)
+    for name in (
+        "reset", "insert", "inc_lock_ref", "evictable_size", "protected_size", "sanity_check",
+        "ready_to_load_host_cache", "_evict_device_leaf",
+    ):  # fmt: skip
+        assert callable(getattr(UnifiedRadixCache, name)), name
+
+
+def check_tree_core_methods() -> None:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
+
+    assert parameters(UnifiedTreeCore._split_node) == {"self", "key", "child", "split_len"}
+    assert {"parent", "key", "value"} <= parameters(UnifiedTreeCore._add_new_node)
+    assert parameters(UnifiedTreeCore.evict_device_leaf) == {"self", "node_id", "is_write_back"}
+    assert {"node", "tracker"} <= parameters(UnifiedTreeCore._evict_host_leaf)
+    for name in ("reset", "demote", "drop_subtree_no_host", "commit_load_back", "node_by_id"):
+        assert callable(getattr(UnifiedTreeCore, name)), name
+    source = inspect.getsource(UnifiedTreeCore.reset)
+    for name in ("_node_arena", "root_node", "evictable_device_leaves", "evictable_host_leaves"):
+        assert name in source, name
+    node = inspect.getsource(UnifiedTreeNode.__init__)
+    for name in ("self.id", "self.key", "self.parent", "self.last_access_time"):
+        assert name in node, name
+    assert isinstance(UnifiedTreeNode.evicted, property)
+    assert isinstance(UnifiedTreeNode.backuped, property)
+
+
+def check_eviction_walk() -> None:
+    from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+    from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
+    from sglang.srt.mem_cache.unified_radix_cache import COMPONENT_REGISTRY
+
+    assert COMPONENT_REGISTRY[ComponentType.FULL] is FullComponent
+    assert parameters(FullComponent._evict_device_start) == {"self", "request_cnt"}
+    assert {"tracker"} <= parameters(FullComponent._evict_device_next_node)
+    assert {"num_tokens", "tracker", "device_frees", "host_frees", "cache_actions"} <= parameters(
+        FullComponent.drive_host_eviction
+    )
+    assert parameters(FullComponent._evict_device_end) == {"self"}
+    walk = inspect.getsource(FullComponent)
+    for name in ("_evict_device_request_cnt", "_evict_device_last_node", "_evict_device_heap"):
+        assert name in walk, name
+
+
+def check_radix_key() -> None:
+    from array import array
+
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    key = RadixKey(array("q", [1, 2, 3]), extra_key="x", cache_salt="y")
+    assert (key.extra_key, key.cache_salt, list(key.raw_token_ids()), len(key)) == ("x", "y", [1, 2, 3], 3)
+
+
+def check_scheduler_hooks() -> None:
+    import pkgutil
+
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from agentflow.engine.sglang import http, scheduler
+
+    assert HookType.AROUND
+    assert callable(HookRegistry.register)
+    for target in {**scheduler.hooks(), **http.hooks()}:
+        assert callable(pkgutil.resolve_name(target)), target
+
+
+def check_scheduler_state() -> None:
+    from sglang.srt.managers.scheduler import Scheduler
+
+    source = inspect.getsource(sys.modules[Scheduler.__module__])
+    for name in (
+        "self.tree_cache", "self.waiting_queue", "self.running_batch", "self.max_total_num_tokens",
+        "self.token_to_kv_pool_allocator", "self.chunked_req", "ipc_channels.send_to_tokenizer",
+    ):  # fmt: skip
+        assert name in source, name
+    assert callable(Scheduler.flush_cache)
+    assert callable(Scheduler.is_fully_idle)
+
+
+def check_request_fields() -> None:
+    from sglang.srt.managers.schedule_batch import Req
+
+    source = inspect.getsource(Req.__init__)
+    for name in (
+        "rid", "kv_hints", "origin_input_ids", "output_ids", "customized_info", "last_node", "cached_tokens",
+        "num_matched_prefix_tokens", "is_retracted",
+    ):  # fmt: skip
+        assert f"self.{name}" in source, name
+
+
+def check_control_requests() -> None:
+    from sglang.srt.managers.io_struct import DumperControlReqInput, DumperControlReqOutput
+
+    sent = DumperControlReqInput(method="m", body={"a": 1})
+    assert (sent.method, sent.body) == ("m", {"a": 1})
+    back = DumperControlReqOutput(success=True, response=[{"b": 2}])
+    assert (back.success, back.response, back.error) == (True, [{"b": 2}], "")
+
+
+def check_kv_hints() -> None:
+    from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
+
+    from agentflow.engine.base import Call
+    from agentflow.engine.sglang import wire
+
+    envelope = decode_kv_hints_envelope(wire.hints(Call(token_ids=[1]), []))
+    assert [a.action_type for a in envelope.actions] == [wire.CALL_ACTION]
+
+
 def check_hicache_parts() -> None:
     import torch
     from sglang.srt.mem_cache.pool_host import common, mha
