@@ -238,7 +238,7 @@ def sum_of_larger(a: tuple[float, float], b: tuple[float, float], steps: int) ->
     if a0 < b0:
         a0, a1, b0, b1 = b0, b1, a0, a1
     cut = steps
-    if b1 > a1:  # the other line is larger from here on
+    if (b1 - a1) * steps > a0 - b0:  # the other line is larger from the cut on
         cut = min(steps, int((a0 - b0) / (b1 - a1)) + 1)
     total = cut * a0 + a1 * cut * (cut - 1) / 2
     rest = steps - cut
