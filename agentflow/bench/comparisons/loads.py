@@ -1,0 +1,95 @@
+"""The loads of the comparisons, and the memory that makes a given pressure on them."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from agentflow.bench.simulator.config import Arrivals
+from agentflow.bench.traces.generators import Plan, generate
+from agentflow.bench.traces.model import Trace
+
+__all__ = ["Load", "longest_call", "pool_for", "working_set"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Generated workflows of one kind, ``concurrency`` of them under way, or ``rate`` a second arriving.
+
+    The seed of a repetition makes other workflows of the same kind. ``kind`` is the generator; the other fields are
+    as in :class:`~agentflow.bench.traces.generators.Plan`.
+    """
+
+    name: str
+    kind: str
+    workflows: int
+    concurrency: int = 8
+    rate: float | None = None
+    scale: float = 1.0
+    tool_scale: float = 1.0
+    max_calls: int | None = None
+    max_prompt: int | None = None
+
+    def trace(self, seed: int) -> Trace:
+        """The workflows of a seed; made once."""
+        return _trace(replace(self, name="", rate=None, concurrency=8), seed)
+
+    def arrivals(self) -> Arrivals:
+        """When they come."""
+        if self.rate is not None:
+            return Arrivals(kind="poisson", rate=self.rate)
+        return Arrivals(kind="closed", concurrency=self.concurrency)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its settings, JSON-ready; those that are not set left out."""
+        names = ("kind", "workflows", "concurrency", "rate", "scale", "tool_scale", "max_calls", "max_prompt")
+        return {n: getattr(self, n) for n in names if getattr(self, n) is not None}
+
+
+@lru_cache(maxsize=24)
+def _trace(load: Load, seed: int) -> Trace:
+    plan = Plan(
+        workflows=load.workflows,
+        seed=seed,
+        scale=load.scale,
+        tool_scale=load.tool_scale,
+        max_calls=load.max_calls,
+        max_prompt=load.max_prompt,
+    )
+    return generate(load.kind, plan)
+
+
+def working_set(trace: Trace, concurrency: int) -> int:
+    """Tokens that ``concurrency`` workflows could use: all that a mean workflow reads and writes, once, times
+    their number, and what several workflows read once."""
+    users: Counter[str] = Counter()
+    per: list[dict[str, int]] = []
+    for workflow in trace.workflows:
+        spans = {s.id: s.tokens for c in workflow.calls for s in (*c.prompt, *c.output)}
+        users.update(spans.keys())
+        per.append(spans)
+    shared = {span: tokens for spans in per for span, tokens in spans.items() if users[span] > 1}
+    own = [sum(n for span, n in spans.items() if span not in shared) for spans in per]
+    return round(sum(shared.values()) + concurrency * (statistics.fmean(own) if own else 0.0))
+
+
+def longest_call(trace: Trace) -> int:
+    """Tokens of the longest prompt and answer together."""
+    return max((c.prompt_tokens + c.output_tokens for w in trace.workflows for c in w.calls), default=0)
+
+
+def pool_for(
+    load: Load, pressure: float, *, concurrency: int | None = None, seeds: int = 1, spare: float = 1.2
+) -> tuple[int, float]:
+    """Tokens of the pool that puts ``load`` under ``pressure``, and the pressure that it comes to.
+
+    The pool holds at least ``spare`` times the longest call of the first ``seeds`` seeds, which may make the
+    pressure smaller than asked.
+    """
+    needed = working_set(load.trace(0), concurrency or load.concurrency)
+    least = max(longest_call(load.trace(seed)) for seed in range(max(1, seeds))) * spare
+    pool = round(max(needed / pressure, least, 64.0))
+    return pool, round(needed / pool, 2)

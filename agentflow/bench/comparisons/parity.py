@@ -1,0 +1,131 @@
+"""Does the simulator tell what the real engine does: the same trace, memory and policies on both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+
+from agentflow.bench.comparisons.calibrating import calibrate
+from agentflow.bench.comparisons.contenders import named
+from agentflow.bench.comparisons.loads import Load, pool_for
+from agentflow.bench.comparisons.measure import Run, measured, rows_of, select
+from agentflow.bench.comparisons.model import Claim, Comparison, Options, Results, Row
+from agentflow.bench.comparisons.real import open_bench, sweep_real
+from agentflow.bench.simulator import EngineSpec, simulate
+
+__all__ = ["COMPARISON"]
+
+POLICIES = ("lru", "lifecycle", "lfu")
+#: Hit rates that are closer than this are one rank.
+TIE = 0.005
+TITLE = "The simulator beside the real engine: the same trace, memory and policies"
+
+
+def run(options: Options) -> Results:
+    """Measure on the engine, calibrate, simulate the same, and compare."""
+    workflows, concurrency, calls = options.pick(tiny=(3, 2, 4), quick=(10, 5, 8), standard=(24, 8, 12))
+    pressures = options.pick(tiny=(2.0,), quick=(1.5, 3.0, 6.0), standard=(1.5, 3.0, 6.0))
+    repetitions = options.repetitions or options.pick(tiny=1, quick=1, standard=3)
+    load = Load(
+        name="hover", kind="hover", workflows=workflows, concurrency=concurrency, scale=0.2, tool_scale=0.05,
+        max_calls=calls, max_prompt=2_000,
+    )  # fmt: skip
+    contenders = named(POLICIES)
+    pools = [pool_for(load, p) for p in pressures]
+    runs: list[Run] = []
+    with open_bench(options, max(2_048, *(pool for pool, _ in pools))) as bench:
+        options.say("measuring passes")
+        bench.configure(["lru"], max(2_000, *(pool for pool, _ in pools)))
+        cost = calibrate(bench.engine, batches=options.pick(tiny=(1, 2), quick=(1, 4, 8), standard=(1, 4, 8)))
+        for pool, pressure in pools:
+            runs += sweep_real(options, bench, load, contenders, pool, pressure, repetitions=repetitions)
+    trace = load.trace(0)
+    for pool, pressure in pools:
+        for contender in contenders:
+            options.say(f"simulating {contender.label}, pressure {pressure:g}")
+            result = simulate(
+                trace,
+                EngineSpec(pool_tokens=pool, chunked_prefill=4_096),
+                cost,
+                contender.specs(trace),
+                arrivals=load.arrivals(),
+            )
+            runs.append(
+                measured(
+                    trace, result, load=load.name, policy=contender.label, pressure=pressure, repetition=0,
+                    pool_tokens=pool,
+                )
+            )  # fmt: skip
+    rows = rows_of(runs)
+    return Results(
+        comparison="parity",
+        mode="engine",
+        size=options.size,
+        title=TITLE,
+        seconds=0.0,
+        rows=rows,
+        claims=claims(rows),
+        setting={"loads": {load.name: load.to_json()}, "calibration": cost.to_json(), "model": "random Llama, CPU"},
+    )
+
+
+def claims(rows: list[Row]) -> list[Claim]:
+    """What the issue asks of parity, from rows of both modes."""
+    out = []
+    pairs = _pairs(rows)
+    for policy in dict.fromkeys(r.policy for r in rows):
+        differences = [abs(real.hit_rate - sim.hit_rate) for (_, name), (real, sim) in pairs.items() if name == policy]
+        worst = 100 * max(differences)
+        out.append(
+            Claim(
+                name=f"hit rate of {policy} in the simulator",
+                target="within 2 points of the engine's at every pressure",
+                measured=worst,
+                met=worst <= 2.0,
+                note=f"largest difference, in points, at {len(differences)} pressures",
+            )
+        )
+    wrong = [
+        f"{a} and {b} at pressure {pressure:g}"
+        for pressure in dict.fromkeys(p for p, _ in pairs)
+        for a, b in combinations(dict.fromkeys(n for _, n in pairs), 2)
+        if _order(pairs, pressure, a, b, 0) * _order(pairs, pressure, a, b, 1) < 0
+    ]
+    out.append(
+        Claim(
+            name="ranking of policies",
+            target=f"the same in both (hit rates within {100 * TIE:g} points are one rank)",
+            measured=float(len(wrong)),
+            met=not wrong,
+            note=f"swapped: {', '.join(wrong)}" if wrong else "pairs that are swapped",
+        )
+    )
+    times = [abs(sim.job_mean / real.job_mean - 1.0) for real, sim in pairs.values()]
+    out.append(
+        Claim(
+            name="completion time in the simulator, calibrated",
+            target="mean completion of workflows within 25 % of the engine's",
+            measured=100 * max(times),
+            met=max(times) <= 0.25,
+            note="largest difference in per cent",
+        )
+    )
+    return out
+
+
+def _pairs(rows: list[Row]) -> Mapping[tuple[float, str], tuple[Row, Row]]:
+    """By pressure and policy: the engine's row and the simulator's."""
+    simulated = {(r.pressure, r.policy): r for r in select(rows, mode="simulated")}
+    return {
+        (r.pressure, r.policy): (r, simulated[r.pressure, r.policy])
+        for r in select(rows, mode="engine")
+        if (r.pressure, r.policy) in simulated
+    }
+
+
+def _order(pairs: Mapping[tuple[float, str], tuple[Row, Row]], pressure: float, a: str, b: str, side: int) -> int:
+    difference = pairs[pressure, a][side].hit_rate - pairs[pressure, b][side].hit_rate
+    return 0 if abs(difference) <= TIE else 1 if difference > 0 else -1
+
+
+COMPARISON = Comparison(name="parity", title=TITLE, modes=("engine",), run=run)
