@@ -141,7 +141,7 @@ class _Host:
         if kind == "generate":
             task = asyncio.create_task(self._generate(*message[1:]))
             self.tasks[key] = task
-            task.add_done_callback(lambda _: self.tasks.pop(key, None))
+            task.add_done_callback(lambda ended: self._ended(key, ended))
         elif kind == "cancel":
             if (running := self.tasks.get(key)) is not None:
                 running.cancel()
@@ -153,6 +153,11 @@ class _Host:
             self.background.add(background)
             background.add_done_callback(self.background.discard)
 
+    def _ended(self, request_id: str, task: asyncio.Task[None]) -> None:
+        self.tasks.pop(request_id, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._send(("error", request_id, type(error).__name__, str(error)))  # nobody waits for ever
+
     async def _generate(self, request_id: str, arguments: dict[str, Any], forced: bool) -> None:
         from sglang.srt.managers.io_struct import GenerateReqInput
 
@@ -163,10 +168,9 @@ class _Host:
         begun = time.perf_counter()
         first = 0.0
         text_sent, ids_sent = 0, 0
-        state = None
+        next_output = asyncio.ensure_future(anext(outputs))
         try:
-            next_output = asyncio.ensure_future(anext(outputs))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # lets SGLang register the request
             state = self.manager.rid_to_state.get(request_id)
             while True:
                 output = await next_output
@@ -185,7 +189,10 @@ class _Host:
         except Exception as error:
             self._send(("error", request_id, type(error).__name__, str(error)))
         finally:
-            await outputs.aclose()  # aborts in the scheduler what is not finished
+            # Leaving SGLang's generator aborts in the scheduler what is not finished; it must stand still for that.
+            next_output.cancel()
+            await asyncio.wait({next_output})
+            await outputs.aclose()
 
     async def _control(self, number: int, method: str, body: dict[str, Any]) -> None:
         from agentflow.engine.sglang import control
