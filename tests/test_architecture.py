@@ -34,7 +34,14 @@ CLI = ("agentflow.cli",)
 #: Who may import which outside package.
 RESERVED: dict[str, tuple[str, ...]] = {
     "sglang": ("agentflow.engine.sglang", "agentflow.engine.embedded"),
-    "torch": ("agentflow.engine.sglang", "agentflow.engine._gguf", "agentflow.engine._random_llama", *CLI),
+    "torch_geometric": ("agentflow.cache.pbkv.sage",),
+    "torch": (
+        "agentflow.cache.pbkv",
+        "agentflow.engine.sglang",
+        "agentflow.engine._gguf",
+        "agentflow.engine._random_llama",
+        *CLI,
+    ),
     "langgraph": ("agentflow.graph", "agentflow.engine.chat_model", "agentflow.bench.overhead", *CLI),
     "langchain_core": ("agentflow.graph", "agentflow.tools", *CHAT_MODEL, *CLI, "agentflow.bench.overhead"),
     "langchain": ("agentflow.graph",),

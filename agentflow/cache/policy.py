@@ -12,12 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from agentflow.cache.decision import DecisionKind
 from agentflow.cache.ledger import CallRef, Ledger, NodeRecord
 from agentflow.errors import UsageError
 from agentflow.events import Event
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 __all__ = [
     "CallArrived",
@@ -34,6 +38,7 @@ __all__ = [
     "PolicySpec",
     "PoolState",
     "Prefetch",
+    "Prefilled",
     "Score",
     "Touched",
     "WaitingCall",
@@ -57,6 +62,15 @@ class CallArrived(NamedTuple):
     request: str
     call: CallRef
     tokens: int
+
+
+class Prefilled(NamedTuple):
+    """A request's prompt was computed. ``hidden`` is the model's hidden state of its last token after the last norm
+    (float32, of the model's hidden size), for policies that want it."""
+
+    request: str
+    call: CallRef
+    hidden: npt.NDArray[np.float32]
 
 
 class CallFinished(NamedTuple):
@@ -157,7 +171,7 @@ class Note:
     terms: Mapping[str, float] = field(default_factory=dict)
 
 
-Observation = Event | Touched | CallArrived | CallFinished | Evicted | PoolState | Loaded
+Observation = Event | Touched | CallArrived | Prefilled | CallFinished | Evicted | PoolState | Loaded
 Item = NodeRecord | WaitingCall
 #: What the engine carries out.
 Effect = Prefetch
@@ -191,6 +205,8 @@ class Policy:
     scores_by_owner: ClassVar[bool] = False
     #: Whether it observes :class:`PoolState`, which is made at every scheduling step for those that do.
     wants_pool_state: ClassVar[bool] = False
+    #: Whether it observes :class:`Prefilled`. Asked before every prefill: a policy may come to want it.
+    wants_hidden: bool = False
 
     def __init__(self, ledger: Ledger, clock: Callable[[], float]) -> None:
         self.ledger = ledger
@@ -213,6 +229,11 @@ class Policy:
 
     def act(self) -> Sequence[Effect | Note]:
         """Effects wanted now, and decisions to log. Called between scheduler steps, off the critical path."""
+        return ()
+
+    def rescored(self) -> Sequence[str]:
+        """Workflows whose nodes' scores changed since this was last asked, other than by what was observed: by what
+        the policy computed in the background. Asked between scheduler steps; must cost next to nothing."""
         return ()
 
     def explain(self, node: NodeRecord) -> Explanation | None:

@@ -137,6 +137,11 @@ class Runtime:
         return self._watches_pool
 
     @property
+    def wants_hidden(self) -> bool:
+        """Whether any policy wants hidden states now."""
+        return any(p.wants_hidden for p in self._observers)
+
+    @property
     def ranks_nodes(self) -> bool:
         """Whether any policy has an opinion on nodes; without one the order is plain recency."""
         return bool(self._node_scorers)
@@ -175,6 +180,16 @@ class Runtime:
                         out.append(effect)
             except Exception:
                 self._failed(policy, "act", OBSERVE_FAILURES)
+        return out
+
+    def rescored(self) -> set[str]:
+        """Workflows whose nodes must be scored again, for what policies computed in the background."""
+        out: set[str] = set()
+        for policy in self._thinkers:
+            try:
+                out.update(policy.rescored())
+            except Exception:
+                self._failed(policy, "rescored", OBSERVE_FAILURES)
         return out
 
     @property
@@ -267,6 +282,7 @@ class Runtime:
         self._call_scorers = having("score_call")
         self._predictors = having("predict")
         self._actors = having("act")
+        self._thinkers = having("rescored")
 
 
 def _checked(score: Score) -> Score:

@@ -31,6 +31,14 @@ class Predictor(Protocol):
         """After the agents ``path`` came ``following``, which is :data:`END` when the workflow was over."""
         ...
 
+    def prior(self, agent: str, following: Sequence[str]) -> None:
+        """The graph lets the agents ``following`` come after ``agent``, as far as it is known before any run."""
+        ...
+
+    def sized(self, agent: str, prompt: int, output: int) -> None:
+        """A call of the agent read ``prompt`` tokens and wrote ``output``."""
+        ...
+
     def forecast(self, path: Sequence[str], horizon: int, *, workflow: str = "", hidden: Hidden | None = None) -> Steps:
         """Distributions of the next ``horizon`` steps of ``workflow``. ``hidden`` is the hidden state of the last
         prefilled token, where the engine gives one and the predictor wants it."""

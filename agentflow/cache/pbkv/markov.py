@@ -39,12 +39,30 @@ class Markov:
         self._counts = np.zeros((8, 8))
         self._recent: deque[tuple[int, int]] = deque(maxlen=window)
         self._matrix: npt.NDArray[np.float64] | None = None
+        self._prior = prior
         for agent, following in (edges or {}).items():
-            targets = list(following) or [END]
-            for target in targets:
-                a, b = self._number(agent), self._number(target)
-                if a is not None and b is not None:
-                    self._counts[a, b] += prior / len(targets)
+            self.prior(agent, following)
+
+    def prior(self, agent: str, following: Sequence[str]) -> None:
+        """The graph lets ``following`` come after ``agent``; nothing, or END, is the end."""
+        targets = list(following) or [END]
+        for target in targets:
+            a, b = self._number(agent), self._number(target)
+            if a is not None and b is not None:
+                self._counts[a, b] += self._prior / len(targets)
+        self._matrix = None
+
+    def start_from(self, names: Sequence[str], flow: Sequence[tuple[int, int, float]]) -> None:
+        """Add transitions counted elsewhere, as :meth:`CallGraph.flow` gives them; they do not leave the window."""
+        for source, target, count in flow:
+            a = self._number(names[source])
+            b = self._number(names[target]) if target < len(names) else 0
+            if a is not None and b is not None:
+                self._counts[a, b] += count
+        self._matrix = None
+
+    def sized(self, agent: str, prompt: int, output: int) -> None:
+        """Lengths tell it nothing."""
 
     def learn(self, path: Sequence[str], following: str) -> None:
         if not path:

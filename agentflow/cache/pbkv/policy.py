@@ -11,19 +11,23 @@ threads that own it. Retired nodes score below all active ones, and recency brea
 
 from __future__ import annotations
 
+import logging
 import math
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 from agentflow.cache.ledger import Ledger, NodeRecord, Thread
-from agentflow.cache.pbkv.forecast import END, Predictor, Steps, agent_values
+from agentflow.cache.pbkv.forecast import END, Hidden, Predictor, Steps, agent_values
+from agentflow.cache.pbkv.learned import Learned
+from agentflow.cache.pbkv.markov import Markov
 from agentflow.cache.pbkv.predictors import make_predictor
 from agentflow.cache.pbkv.trust import Trust
 from agentflow.cache.policy import (
     CallArrived,
+    CallFinished,
     Evicted,
     Explanation,
     Forecast,
@@ -31,12 +35,15 @@ from agentflow.cache.policy import (
     Observation,
     Policy,
     Prefetch,
+    Prefilled,
     Score,
 )
 from agentflow.errors import UsageError
-from agentflow.events import WorkflowEnded
+from agentflow.events import AgentEnded, WorkflowEnded
 
 __all__ = ["PBKV", "PBKVAggressive", "PBKVEvict"]
+
+logger = logging.getLogger("agentflow.pbkv")
 
 #: Scores are told apart in steps of this size; closer ones count as equal, and recency decides.
 RESOLUTION = 0.02
@@ -46,6 +53,8 @@ PATH = 64
 WORKFLOWS = 10_000
 #: Nodes on the host that are considered for prefetching.
 HOST_NODES = 20_000
+#: Failures of a predictor after which a Markov chain takes its place.
+FAILURES = 3
 
 
 class _Path:
@@ -64,9 +73,10 @@ class PBKVEvict(Policy):
     """Look-ahead eviction without prefetch (the paper's HE).
 
     ``horizon`` K steps are forecast, each discounted by ``gamma``. ``backbone`` names the predictor and ``predictor``
-    holds its options. ``noise`` replaces that share of every forecast by chance (seeded), for studies of
-    robustness. ``trust`` weighs the predictor against knowing nothing, by how well it forecast of late
-    (:class:`~agentflow.cache.pbkv.trust.Trust`); without it the predictor is believed.
+    holds its options. A learned one (``sage``, ``rgcn``) takes the ``path`` of its file and answers in the background;
+    until it does, and where it cannot, a Markov chain forecasts. ``noise`` replaces that share of every forecast by
+    chance (seeded), for studies of robustness. ``trust`` weighs the predictor against knowing nothing, by how well it
+    forecast of late (:class:`~agentflow.cache.pbkv.trust.Trust`); without it the predictor is believed.
     """
 
     name = "pbkv-he"
@@ -96,12 +106,22 @@ class PBKVEvict(Policy):
         self._random = random.Random(seed)
         self._paths: dict[str, _Path] = {}
         self._agents: dict[str, None] = {}
+        self._told: set[str] = set()
+        self._failures: Counter[str] = Counter()
 
     # -- observe, predict --------------------------------------------------------------------------------
 
     def observe(self, observation: Observation) -> None:
         if isinstance(observation, CallArrived):
             self._called(observation.call.thread)
+        elif isinstance(observation, CallFinished):
+            thread = observation.call.thread
+            if thread is not None and thread.agent is not None:
+                self.predictor.sized(thread.agent, observation.tokens, observation.output_tokens)
+        elif isinstance(observation, Prefilled):
+            self._prefilled(observation.call.thread, observation.hidden)
+        elif isinstance(observation, AgentEnded):
+            self._said_next(observation)
         elif isinstance(observation, WorkflowEnded):
             self._ended(observation.workflow)
 
@@ -122,6 +142,35 @@ class PBKVEvict(Policy):
         path.agents.append(agent)
         self._forecast(thread.workflow.id, path)
 
+    def _prefilled(self, thread: Thread | None, hidden: Hidden) -> None:
+        """Forecast once more, now that the model has read the prompt; not when another agent was called meanwhile."""
+        path = self._paths.get(thread.workflow.id) if thread is not None else None
+        if thread is not None and path is not None and path.agents[-1] == thread.agent:
+            self._forecast(thread.workflow.id, path, hidden)
+
+    def _said_next(self, event: AgentEnded) -> None:
+        """The graph's own edges, which are known before any run came that way."""
+        if event.agent is not None and event.next and event.agent not in self._told and len(self._told) < 256:
+            self._told.add(event.agent)
+            self.predictor.prior(event.agent, event.next)
+
+    @property
+    def wants_hidden(self) -> bool:  # type: ignore[override]
+        """Whether the predictor uses hidden states."""
+        return isinstance(self.predictor, Learned) and self.predictor.wants_hidden
+
+    def rescored(self) -> Sequence[str]:
+        """Take in what a learned predictor found in the background."""
+        if not isinstance(self.predictor, Learned):
+            return ()
+        out = []
+        for workflow, steps in self.predictor.answers():
+            path = self._paths.get(workflow)
+            if path is not None:
+                self._believe(path, steps)
+                out.append(workflow)
+        return out
+
     def _ended(self, workflow: str) -> None:
         path = self._paths.pop(workflow, None)
         if path is not None:
@@ -132,10 +181,22 @@ class PBKVEvict(Policy):
             return
         if self.trust is not None and path.steps:
             self.trust.learn(path.steps[0].get(following, 0.0), len(self._agents) + 1)
-        self.predictor.learn(list(path.agents), following)
+        try:
+            self.predictor.learn(list(path.agents), following)
+        except Exception:
+            self._failed("learning")
 
-    def _forecast(self, workflow: str, path: _Path) -> None:
-        steps = self.predictor.forecast(list(path.agents), self.horizon, workflow=workflow)
+    def _forecast(self, workflow: str, path: _Path, hidden: Hidden | None = None) -> None:
+        try:
+            steps = self.predictor.forecast(list(path.agents), self.horizon, workflow=workflow, hidden=hidden)
+        except Exception:
+            # Without a forecast all active nodes score the same: the order is that of `lifecycle`.
+            self._failed("a forecast")
+            path.steps, path.first, path.values = (), {}, {}
+            return
+        self._believe(path, steps)
+
+    def _believe(self, path: _Path, steps: Steps) -> None:
         if self.noise:
             steps = tuple(self._noisy(s) for s in steps)
         path.steps = steps
@@ -143,6 +204,25 @@ class PBKVEvict(Policy):
             steps = self.trust.blend(steps, self._agents)
         path.first = steps[0]
         path.values = agent_values(steps, self.gamma)
+
+    def _failed(self, what: str) -> None:
+        name = self.predictor.name
+        self._failures[name] += 1
+        if self._failures[name] == 1:
+            logger.exception("%s of predictor %s failed; requests are not affected", what, name)
+        if self._failures[name] == FAILURES and not isinstance(self.predictor, Markov):
+            logger.warning("predictor %s failed %d times; a Markov chain takes its place", name, FAILURES)
+            self.predictor = Markov()
+
+    def stats(self) -> Mapping[str, float]:
+        """How far the predictor is believed, workflows followed, failures, and a learned predictor's counts."""
+        out = {"workflows": float(len(self._paths)), "predictor_failures": float(self._failures.total())}
+        if self.trust is not None:
+            out["trust"] = self.trust.weight
+        if isinstance(self.predictor, Learned):
+            out["predictor_ready"] = float(self.predictor.ready)
+            out |= {f"predictor_{k}": float(v) for k, v in self.predictor.counters.items()}
+        return out
 
     def _noisy(self, step: Mapping[str, float]) -> dict[str, float]:
         """The step with a share of ``noise`` replaced by a random distribution over the agents known."""
@@ -231,7 +311,12 @@ class PBKV(PBKVEvict):
             self._on_host.pop(observation.node.id, None)
         else:
             super().observe(observation)
-            self._news = self._news or isinstance(observation, CallArrived)
+            self._news = self._news or isinstance(observation, CallArrived | Prefilled)
+
+    def rescored(self) -> Sequence[str]:
+        found = super().rescored()
+        self._news = self._news or bool(found)
+        return found
 
     def act(self) -> Sequence[Prefetch]:
         """Nothing unless something changed since it was last asked: what was refused then would be again."""

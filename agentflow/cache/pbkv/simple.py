@@ -24,6 +24,12 @@ class Uniform:
         if following != END and len(self._agents) < self._limit:
             self._agents.setdefault(following)
 
+    def prior(self, agent: str, following: Sequence[str]) -> None:
+        """It counts agents only when they come."""
+
+    def sized(self, agent: str, prompt: int, output: int) -> None:
+        """Lengths tell it nothing."""
+
     def forecast(self, path: Sequence[str], horizon: int, *, workflow: str = "", hidden: Hidden | None = None) -> Steps:
         n = len(self._agents) + 1
         steps = []
@@ -47,6 +53,12 @@ class Oracle:
         self._calls: Counter[str] = Counter()
 
     def learn(self, path: Sequence[str], following: str) -> None:
+        """Nothing to learn."""
+
+    def prior(self, agent: str, following: Sequence[str]) -> None:
+        """Nothing to learn."""
+
+    def sized(self, agent: str, prompt: int, output: int) -> None:
         """Nothing to learn."""
 
     def forecast(self, path: Sequence[str], horizon: int, *, workflow: str = "", hidden: Hidden | None = None) -> Steps:

@@ -30,6 +30,7 @@ def hooks() -> dict[str, Callable[..., Any]]:
     """AROUND hooks by the dotted path of what they wrap."""
     return {
         "sglang.srt.managers.scheduler.Scheduler._add_request_to_queue": add_request_to_queue,
+        "sglang.srt.managers.scheduler.Scheduler._release_aborted_request": release_aborted_request,
         "sglang.srt.managers.scheduler.Scheduler.handle_dumper_control": handle_control,
         "sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run": get_next_batch_to_run,
         "sglang.srt.managers.schedule_policy.SchedulePolicy.calc_priority": calc_priority,
@@ -42,8 +43,18 @@ def add_request_to_queue(original: Callable[..., Any], scheduler: Any, req: Any,
     """Read the hints of a request when it arrives."""
     cache = scheduler.tree_cache
     if isinstance(cache, AgentRadixCache):
+        if cache.decode is None and scheduler.tokenizer is not None:
+            cache.decode = scheduler.tokenizer.decode
         _guarded(cache, "reading hints", lambda: cache.arrived(req))
     return original(scheduler, req, *args, **kwargs)
+
+
+def release_aborted_request(original: Callable[..., Any], scheduler: Any, req: Any) -> Any:
+    """A request that never ran is gone."""
+    cache = scheduler.tree_cache
+    if isinstance(cache, AgentRadixCache):
+        _guarded(cache, "an abort", lambda: cache.left(req))
+    return original(scheduler, req)
 
 
 def get_next_batch_to_run(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -53,6 +64,7 @@ def get_next_batch_to_run(original: Callable[..., Any], scheduler: Any, *args: A
     """
     cache = scheduler.tree_cache
     if isinstance(cache, AgentRadixCache):
+        _guarded(cache, "scoring again", lambda: [cache.tree_core.heard_of(w) for w in cache.runtime.rescored()])
         if cache.runtime.watches_pool:
             _guarded(cache, "telling the pool's state", lambda: cache.runtime.observe(_pool_state(scheduler, cache)))
         if cache.runtime.acts and not scheduler.waiting_queue and scheduler.chunked_req is None:
@@ -193,7 +205,7 @@ def _stats(scheduler: Any, cache: AgentRadixCache) -> dict[str, Any]:
             "ghosts": len(cache.tree_core.ghosts),
             "workflows_known": len(cache.runtime.ledger.workflows),
             "decisions_logged": cache.runtime.log.last_seq,
-            "policies": list(cache.runtime.names),
+            "policies": {p.name: dict(p.stats()) for p in cache.runtime.policies},
         },
     }
 
@@ -243,7 +255,7 @@ def _order(cache: AgentRadixCache, waiting_queue: list[Any]) -> None:
     waiting_queue[:] = [req for _, req in ranked]
 
 
-def _guarded(cache: AgentRadixCache, what: str, work: Callable[[], None]) -> None:
+def _guarded(cache: AgentRadixCache, what: str, work: Callable[[], object]) -> None:
     try:
         work()
     except Exception:
