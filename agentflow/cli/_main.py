@@ -14,16 +14,18 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from agentflow.cli._command import Command
+from agentflow.cli.bench import COMMAND as BENCH
 from agentflow.cli.demo import COMMAND as DEMO
 from agentflow.cli.doctor import COMMAND as DOCTOR
 from agentflow.cli.graph import COMMAND as GRAPH
 from agentflow.cli.output import Output
+from agentflow.cli.report import COMMAND as REPORT
 from agentflow.cli.run import COMMAND as RUN
 from agentflow.errors import AgentflowError, UsageError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS: tuple[Command, ...] = (DEMO, RUN, GRAPH, DOCTOR)
+COMMANDS: tuple[Command, ...] = (DEMO, RUN, GRAPH, DOCTOR, BENCH, REPORT)
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

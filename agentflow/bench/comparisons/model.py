@@ -66,7 +66,7 @@ class Options:
 class Row:
     """One policy on one load under one pressure; :data:`COLUMNS` says what the fields mean.
 
-    ``spread`` and ``against_lru`` hold ``[least, greatest]`` and ``[median, least, greatest]`` by figure; ``more`` holds
+    By figure, ``spread`` holds ``[least, greatest]`` and ``against_lru`` ``[median, least, greatest]``; ``more`` holds
     axes and figures that only some comparisons have.
     """
 
@@ -147,7 +147,7 @@ class Results:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A comparison: its name, one line on what it asks, the modes that it knows (the first is the default), its code."""
+    """A comparison: its name, one line on what it asks, its modes (the first is the default), its code."""
 
     name: str
     title: str

@@ -23,9 +23,9 @@ TITLE = "The simulator beside the real engine: the same trace, memory and polici
 
 def run(options: Options) -> Results:
     """Measure on the engine, calibrate, simulate the same, and compare."""
-    workflows, concurrency, calls = options.pick(tiny=(3, 2, 4), quick=(10, 5, 8), standard=(24, 8, 12))
+    workflows, concurrency, calls = options.pick(tiny=(3, 2, 4), quick=(6, 4, 6), standard=(14, 6, 10))
     pressures = options.pick(tiny=(2.0,), quick=(1.5, 3.0, 6.0), standard=(1.5, 3.0, 6.0))
-    repetitions = options.repetitions or options.pick(tiny=1, quick=1, standard=3)
+    repetitions = options.repetitions or options.pick(tiny=1, quick=1, standard=2)
     load = Load(
         name="hover", kind="hover", workflows=workflows, concurrency=concurrency, scale=0.2, tool_scale=0.05,
         max_calls=calls, max_prompt=2_000,
