@@ -53,8 +53,8 @@ class Workflow:
     """What is known of one workflow. ``tools`` maps the ids of calls that are out to (tool, agent, since)."""
 
     __slots__ = (
-        "agent", "ended_as", "graph", "id", "last_request", "last_seen", "order", "path", "started", "state",
-        "tenant", "threads", "tools",
+        "agent", "ended_as", "graph", "id", "last_request", "last_seen", "order", "path", "sends_events", "started",
+        "state", "tenant", "threads", "tools",
     )  # fmt: skip
 
     def __init__(self, workflow_id: str, now: float) -> None:
@@ -71,6 +71,8 @@ class Workflow:
         self.started = now
         self.last_seen = now
         self.last_request = 0.0
+        #: Whether any event of it was heard: its framework then tells of tools itself.
+        self.sends_events = False
         #: (time, sequence number) of the newest lifecycle event, to tell late ones.
         self.order: tuple[float, int] = (0.0, -1)
 
@@ -118,8 +120,8 @@ class NodeRecord:
     """
 
     __slots__ = (
-        "anonymous", "created", "demoted_by", "hits", "id", "last_access", "last_anonymous", "owners", "path_hash",
-        "prefetched_by", "priority", "prune_at", "tokens",
+        "anonymous", "created", "demoted_by", "first_workflow", "hits", "id", "last_access", "last_anonymous",
+        "owners", "path_hash", "prefetched_by", "priority", "prune_at", "shared", "tokens",
     )  # fmt: skip
 
     def __init__(self, node_id: int, tokens: int, now: float) -> None:
@@ -131,6 +133,9 @@ class NodeRecord:
         self.priority: int | None = None
         self.anonymous = False
         self.last_anonymous: CallRef | None = None
+        #: Whether calls of two workflows or more touched it, and the first that did.
+        self.shared = False
+        self.first_workflow: str | None = None
         self.owners: dict[Thread, int] = {}
         self.prune_at = 32
         self.path_hash = 0
@@ -144,6 +149,8 @@ class NodeRecord:
         head.hits = self.hits
         head.priority = self.priority
         head.anonymous = self.anonymous
+        head.shared = self.shared
+        head.first_workflow = self.first_workflow
         head.last_anonymous = self.last_anonymous
         head.owners = dict(self.owners)
         head.prune_at = self.prune_at
@@ -167,6 +174,7 @@ class Ledger:
         now = self._clock()
         workflow = self.workflow(event.workflow, now)
         workflow.last_seen = now
+        workflow.sends_events = True
         if isinstance(event, WorkflowStarted | WorkflowPaused | WorkflowResumed | WorkflowEnded):
             self._lifecycle(workflow, event)
         elif isinstance(event, StateSuperseded):
@@ -230,6 +238,10 @@ class Ledger:
                 record.last_anonymous = call
                 record.hits += 1
             return
+        if record.first_workflow is None:
+            record.first_workflow = thread.workflow.id
+        elif record.first_workflow != thread.workflow.id:
+            record.shared = True
         owners = record.owners
         if call.index > owners.get(thread, -1):
             owners[thread] = call.index

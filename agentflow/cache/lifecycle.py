@@ -13,6 +13,7 @@ from agentflow.cache.policy import Explanation, Policy, Score
 __all__ = ["Lifecycle"]
 
 RETIRED: Score = (0.0,)
+RETIRED_SHARED: Score = (0.5,)
 ACTIVE: Score = (1.0,)
 
 
@@ -23,7 +24,9 @@ class Lifecycle(Policy):
     scores_by_owner = True
 
     def score_node(self, node: NodeRecord) -> Score:
-        return ACTIVE if self.ledger.is_live(node) else RETIRED
+        if self.ledger.is_live(node):
+            return ACTIVE
+        return RETIRED_SHARED if node.shared else RETIRED
 
     def explain(self, node: NodeRecord) -> Explanation | None:
         owners = self.ledger.live_owners(node)

@@ -216,3 +216,17 @@ def test_options_reach_the_policy_and_unknown_ones_are_refused() -> None:
     assert runtime.policies[0].weight == 2.0
     with pytest.raises(UsageError, match="does not take these options"):
         Runtime([{"name": "lifecycle", "weight": 2.0}])
+
+
+def test_of_the_retired_what_several_workflows_used_goes_last() -> None:
+    runtime = Runtime(["lifecycle"])
+    common, private, live = node(1), node(2), node(3)
+    for w in ("v", "w"):
+        runtime.ledger.touch(common, runtime.call(w, "planner", None, f"r-{w}"))
+    runtime.ledger.touch(private, runtime.call("w", "planner", None, "r2"))
+    runtime.ledger.touch(live, runtime.call("u", "planner", None, "r3"))
+    for w in ("v", "w"):
+        runtime.observe(WorkflowEnded(workflow=w, seq=1))
+    assert ranked(runtime, [live, common, private], [1.0, 2.0, 3.0]) == [2, 1, 3]
+    head = common.split(9, 4)
+    assert ranked(runtime, [live, head, private], [1.0, 2.0, 3.0]) == [2, 9, 3]

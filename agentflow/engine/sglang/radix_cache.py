@@ -17,6 +17,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from agentflow.cache.ledger import CallRef
 from agentflow.cache.policy import CallArrived, CallFinished, PolicySpec
+from agentflow.cache.ttl.recognise import recognise_tool
 from agentflow.engine.base import Coordinates
 from agentflow.engine.sglang import wire
 from agentflow.engine.sglang.ballast import Ballast
@@ -42,6 +43,8 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
 
     runtime: Runtime
     tree_core: AgentTreeCore
+    #: Text of token ids, for callers that send no events and whose tools are read from their answers.
+    decode: Callable[[Sequence[int]], str] | None = None
     #: Set aside while comparing pool sizes; emptying the cache gives it back.
     ballast = Ballast()
 
@@ -95,7 +98,7 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         if events or refused:
             self.observe(events, refused)
         at = hint.at if hint is not None else Coordinates()
-        call = self.runtime.call(at.workflow, at.agent, at.branch, req.rid)
+        call = self.runtime.call(at.workflow, at.agent, at.branch, req.rid, priority=req.priority or 0)
         req.agentflow = AgentRequest(call, self.runtime.log.last_seq, self.clock())
         if self.runtime.watches_nodes:
             self.runtime.observe(CallArrived(req.rid, call, len(req.origin_input_ids)))
@@ -113,16 +116,46 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
             if req.last_node is not None:
                 self.tree_core.touch_path(req.last_node, state.call)
             if req.finished():
-                self._finished(req, state)
+                self.left(req)
+                self._reply(req, state)
         except Exception:  # bookkeeping must not fail a request
             self.runtime.counters["internal_errors"] += 1
             logger.exception("bookkeeping of request %s failed; the request is not affected", req.rid)
 
-    def _finished(self, req: Any, state: AgentRequest) -> None:
+    def left(self, req: Any) -> None:
+        """A request leaves the scheduler, done or aborted, from the queue or while it ran. Tells policies once."""
+        state: AgentRequest | None = getattr(req, "agentflow", None)
+        if state is None or state.left:
+            return
+        state.left = True
         if self.runtime.watches_nodes:
-            self.runtime.observe(
-                CallFinished(req.rid, state.call, len(req.origin_input_ids), req.cached_tokens, len(req.output_ids))
-            )
+            self.runtime.observe(self._outcome(req, state))
+        if state.call.thread is not None:
+            self.tree_core.heard_of(state.call.thread.workflow.id)
+
+    def _outcome(self, req: Any, state: AgentRequest) -> CallFinished:
+        times = req.time_stats
+        began, prefilled = times.forward_entry_time, times.prefill_finished_time
+        waited = began - times.wait_queue_entry_time if began and times.wait_queue_entry_time else 0.0
+        timed = not isinstance(self.clock, StreamClock)  # ranks must agree, and their clocks do not
+        thread = state.call.thread
+        recognised = None
+        if thread is None or not thread.workflow.sends_events:
+            recognised = recognise_tool(self.decode(req.output_ids)) if self.decode is not None else None
+        return CallFinished(
+            req.rid,
+            state.call,
+            len(req.origin_input_ids),
+            req.cached_tokens,
+            len(req.output_ids),
+            host_tokens=req.cached_tokens_host,
+            queue_seconds=max(0.0, waited) if timed else 0.0,
+            prefill_seconds=max(0.0, prefilled - began) if timed and began and prefilled else 0.0,
+            tool=recognised.tool if recognised else None,
+            variant=recognised.variant if recognised else None,
+        )
+
+    def _reply(self, req: Any, state: AgentRequest) -> None:
         mine = [d for d in self.runtime.log.since(state.first_seq) if d.request == req.rid]
         tokens = len(req.output_ids)
         if mine and tokens:
@@ -135,12 +168,13 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
 class AgentRequest:
     """What is kept on a request of SGLang: its call, the last decision before it came, and when it came."""
 
-    __slots__ = ("arrived", "call", "first_seq")
+    __slots__ = ("arrived", "call", "first_seq", "left")
 
     def __init__(self, call: CallRef, first_seq: int, arrived: float) -> None:
         self.call = call
         self.first_seq = first_seq
         self.arrived = arrived
+        self.left = False
 
 
 def create(ctx: Any) -> Any:
