@@ -34,7 +34,7 @@ CLI = ("agentflow.cli",)
 #: Who may import which outside package.
 RESERVED: dict[str, tuple[str, ...]] = {
     "sglang": ("agentflow.engine.sglang", "agentflow.engine.embedded"),
-    "torch_geometric": ("agentflow.cache.pbkv.sage",),
+    "torch_geometric": ("agentflow.cache.pbkv.geometric",),
     "torch": (
         "agentflow.cache.pbkv",
         "agentflow.engine.sglang",

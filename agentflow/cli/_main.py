@@ -21,11 +21,12 @@ from agentflow.cli.graph import COMMAND as GRAPH
 from agentflow.cli.output import Output
 from agentflow.cli.report import COMMAND as REPORT
 from agentflow.cli.run import COMMAND as RUN
+from agentflow.cli.train_predictor import COMMAND as TRAIN_PREDICTOR
 from agentflow.errors import AgentflowError, UsageError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS: tuple[Command, ...] = (DEMO, RUN, GRAPH, DOCTOR, BENCH, REPORT)
+COMMANDS: tuple[Command, ...] = (DEMO, RUN, GRAPH, DOCTOR, BENCH, REPORT, TRAIN_PREDICTOR)
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -11,9 +11,10 @@ import numpy.typing as npt
 import torch
 
 from agentflow.cache.pbkv.forecast import END, Hidden, Steps
+from agentflow.cache.pbkv.graph_data import Run
 from agentflow.cache.pbkv.inputs import build
 from agentflow.cache.pbkv.sage import Network, forecast, network_arrays
-from agentflow.cache.pbkv.training import Run, Trained, refresh
+from agentflow.cache.pbkv.training import Trained, refresh
 
 __all__ = ["Forecaster"]
 
@@ -74,7 +75,7 @@ class Forecaster:
             self._transitions = self.graph.transitions()
         if self._embedded is None or self._version != self.graph.version or self._learned > STALE:
             with torch.inference_mode():
-                self._embedded = self.network.embed(*network_arrays(self.network, self.graph))
+                self._embedded = self.network.embed(*network_arrays(self.graph))
             self._version, self._learned = self.graph.version, 0
         found = forecast(self.network, self._embedded, inputs)
         return self._named(found[:, :horizon], horizon, kept)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from agentflow.cache.pbkv.forecast import END
+from agentflow.cache.pbkv.forecast import END, Hidden
 
-__all__ = ["FEATURES", "LIMIT", "CallGraph", "hashed_text"]
+__all__ = ["FEATURES", "LIMIT", "CallGraph", "Run", "hashed_text"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -40,6 +41,19 @@ def hashed_text(text: str, places: int) -> Floats:
         out[(code >> 1) % places] += 1.0 if code & 1 else -1.0
     norm = float(np.linalg.norm(out))
     return out / norm if norm else out
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A workflow that is over: its agents in the order of their calls.
+
+    ``hidden`` holds, per call, the hidden state of its prompt's last token, where it was recorded; ``sizes`` the
+    tokens that it read and wrote.
+    """
+
+    agents: tuple[str, ...]
+    hidden: tuple[Hidden | None, ...] = ()
+    sizes: tuple[tuple[int, int], ...] = ()
 
 
 class CallGraph:

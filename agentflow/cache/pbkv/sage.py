@@ -1,6 +1,6 @@
 """The learned predictor's network: GraphSAGE over the call graph, attention over the path, the model's hidden state.
 
-Importing this module loads torch and torch-geometric; ``learned`` does it when a learned backbone is used.
+Importing this module loads torch; ``learned`` does it when a learned backbone is used.
 
 The network corrects a first-order Markov chain: its logits are the chain's plus what it has learned, and before
 training the correction is nothing. Agents are scored by the dot product with their embeddings, so their set is open.
@@ -10,7 +10,6 @@ The end is forecast as a hazard per step, so that its probability never falls wi
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -21,12 +20,9 @@ from torch import Tensor, nn
 
 from agentflow.cache.pbkv.graph_data import FEATURES, CallGraph
 from agentflow.cache.pbkv.inputs import CONTEXT, LENGTH, PER_AGENT, RUNS, Inputs
+from agentflow.cache.pbkv.layers import MeanConvolution, RelationalConvolution
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", FutureWarning)  # of torch.jit, which torch-geometric calls while it is imported
-    from torch_geometric.nn import RGCNConv, SAGEConv
-
-__all__ = ["Network", "Shape", "network_arrays", "tensors_of"]
+__all__ = ["Network", "Shape", "forecast", "network_arrays", "tensors_of"]
 
 Backbone = Literal["sage", "rgcn"]
 
@@ -49,19 +45,28 @@ class Shape:
 
 
 class Network(nn.Module):
-    """From a call graph and paths over it to logits of agents and of the end, ``steps`` at once."""
+    """From a call graph and paths over it to logits of agents and of the end, ``steps`` at once.
 
-    def __init__(self, shape: Shape) -> None:
+    With ``geometric`` its graph layers are torch-geometric's, otherwise the same in plain torch: parameters of one
+    fit the other.
+    """
+
+    def __init__(self, shape: Shape, *, geometric: bool = False) -> None:
         super().__init__()
         self.shape = shape
         width = shape.width
         self.describe = nn.Linear(FEATURES, width)
+        sage: Any = MeanConvolution
+        relational: Any = RelationalConvolution
+        if geometric:
+            from agentflow.cache.pbkv.geometric import relational_convolution as relational
+            from agentflow.cache.pbkv.geometric import sage_convolution as sage
         if shape.backbone == "sage":
-            self.onward = SAGEConv(width, width)
-            self.back = SAGEConv(width, width)
+            self.onward = sage(width)
+            self.back = sage(width)
         else:
             # Relations: how many steps lie between the two agents, and the same backwards.
-            self.relations = RGCNConv(width, width, 8)
+            self.relations = relational(width, 8)
         self.mix = nn.Linear(2 * width if shape.backbone == "sage" else width, width)
         self.places = nn.Embedding(LENGTH, width)
         self.runs = nn.Embedding(RUNS, width)
@@ -88,7 +93,7 @@ class Network(nn.Module):
         x = torch.tanh(self.describe(features))
         if self.shape.backbone == "sage":
             near = edges[:, kinds == 0]
-            # SAGEConv sends messages from row 0 to row 1: an agent hears of those before it, and of those after it.
+            # Messages go from row 0 to row 1: an agent hears of those before it, and of those after it.
             heard = torch.cat([self.onward(x, near), self.back(x, near.flip(0))], dim=1)
         else:
             both = torch.cat([edges, edges.flip(0)], dim=1)
@@ -147,7 +152,7 @@ def tensors_of(inputs: Inputs) -> dict[str, Tensor]:
     return {name: torch.from_numpy(getattr(inputs, name)) for name in Inputs.__slots__}
 
 
-def network_arrays(network: Network, graph: CallGraph) -> tuple[Tensor, Tensor, Tensor]:
+def network_arrays(graph: CallGraph) -> tuple[Tensor, Tensor, Tensor]:
     """What :meth:`Network.embed` takes, of a graph."""
     edges, kinds = graph.edge_lists()
     return torch.from_numpy(graph.features()), torch.from_numpy(edges), torch.from_numpy(kinds)

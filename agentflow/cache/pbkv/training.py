@@ -21,30 +21,17 @@ from torch import Tensor
 
 from agentflow.cache.pbkv.calibration import expected_calibration_error
 from agentflow.cache.pbkv.forecast import END, Hidden
-from agentflow.cache.pbkv.graph_data import CallGraph
+from agentflow.cache.pbkv.graph_data import CallGraph, Run
 from agentflow.cache.pbkv.inputs import Inputs, build
-from agentflow.cache.pbkv.sage import Network, Shape, tensors_of
+from agentflow.cache.pbkv.sage import Network, Shape, network_arrays, tensors_of
 from agentflow.errors import UsageError
 
-__all__ = ["Run", "Settings", "Trained", "refresh", "train"]
+__all__ = ["Settings", "Trained", "refresh", "train"]
 
 #: Longest part of a path that is looked at, as in the policy.
 PATH = 64
 #: Positions learned from at most; of more, some are drawn.
 POSITIONS = 20_000
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A workflow that is over: its agents in the order of their calls.
-
-    ``hidden`` holds, per call, the hidden state of its prompt's last token, where it was recorded; ``sizes`` the
-    tokens that it read and wrote.
-    """
-
-    agents: tuple[str, ...]
-    hidden: tuple[Hidden | None, ...] = ()
-    sizes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +103,11 @@ def train(
     check = _positions(graph_of(kept), held_out, settings.shape, rng, 1.0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
+        learning = Network(settings.shape, geometric=True)
+        epochs = _fit(learning, train_sets, check, settings, rng)
         network = Network(settings.shape)
-        network, epochs = _fit(network, train_sets, check, settings, rng)
+        network.load_state_dict(learning.state_dict())
+        network.eval()
         _calibrate(network, check)
     graph = graph_of(usable)
     return Trained(network, graph, {"epochs": float(epochs), "runs": float(len(usable)), **_report(network, check)})
@@ -171,12 +161,7 @@ def _positions(graph: CallGraph, runs: Sequence[Run], shape: Shape, rng: random.
     inputs: Inputs = build(graph, paths, shape.steps, hidden=hidden, hidden_size=shape.hidden)
     n = len(graph)
     came = np.array([[n if a == END else graph.number(a, add=False) for a in row] for row in following], np.int64)
-    return _Set(tensors_of(inputs), torch.from_numpy(came.reshape(-1, shape.steps)), _arrays(graph))
-
-
-def _arrays(graph: CallGraph) -> tuple[Tensor, Tensor, Tensor]:
-    edges, kinds = graph.edge_lists()
-    return torch.from_numpy(graph.features()), torch.from_numpy(edges), torch.from_numpy(kinds)
+    return _Set(tensors_of(inputs), torch.from_numpy(came.reshape(-1, shape.steps)), network_arrays(graph))
 
 
 def _loss(network: Network, embedded: Tensor, given: dict[str, Tensor], came: Tensor) -> Tensor:
@@ -215,10 +200,11 @@ def _epoch(
         optimizer.step()
 
 
-def _fit(
-    network: Network, sets: Sequence[_Set], check: _Set, settings: Settings, rng: random.Random
-) -> tuple[Network, int]:
-    """The network as it was when it forecast the runs set aside best, and that epoch; 0 is the Markov chain."""
+def _fit(network: Network, sets: Sequence[_Set], check: _Set, settings: Settings, rng: random.Random) -> int:
+    """Train the network, go back to when it forecast the runs set aside best, and return that epoch.
+
+    Epoch 0 is the Markov chain.
+    """
     optimizer = _optimizer(network, settings)
     best, best_loss, best_epoch = copy.deepcopy(network.state_dict()), _checked_loss(network, check), 0
     for epoch in range(1, settings.epochs + 1):
@@ -229,8 +215,7 @@ def _fit(
         elif epoch - best_epoch >= settings.patience:
             break
     network.load_state_dict(best)
-    network.eval()
-    return network, best_epoch
+    return best_epoch
 
 
 def _checked_loss(network: Network, check: _Set) -> float:
