@@ -4,7 +4,7 @@ RUN = $(UV) run
 CODE = agentflow examples tests
 
 .DEFAULT_GOAL := help
-.PHONY: help format lint types arch test test-all check bench demo
+.PHONY: help format lint types arch test test-all check bench overhead demo
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -31,7 +31,10 @@ test-all: ## Run all tests, those that take minutes or want a GPU too
 
 check: lint types arch test ## All that CI checks
 
-bench: ## Measure the framework's own overhead
+bench: ## Run the standard benchmarks (about 20 minutes) and write docs/benchmarks.md
+	$(RUN) python -m agentflow.bench.standard
+
+overhead: ## Measure the framework's own overhead
 	$(RUN) python -m agentflow.bench.overhead
 
 demo: ## Run the demo on the embedded engine

@@ -23,10 +23,10 @@ TITLE = "All policies that need no training, on HoVer-, SWE-bench- and FinanceBe
 
 def simulated_loads(options: Options) -> list[Load]:
     """The three kinds of workflows, at their true lengths."""
-    few, many = options.pick(tiny=(4, 6), quick=(6, 8), standard=(8, 16))
+    few, many = options.pick(tiny=(4, 6), quick=(8, 8), standard=(12, 16))
     scale = options.pick(tiny=0.2, quick=1.0, standard=1.0)
     calls = options.pick(tiny=8, quick=24, standard=24)
-    longest = round(20_000 * scale)
+    longest = round(12_000 * scale)
     return [
         Load(name="hover", kind="hover", workflows=2 * many, concurrency=many, scale=scale),
         Load(

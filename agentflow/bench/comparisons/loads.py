@@ -82,7 +82,7 @@ def longest_call(trace: Trace) -> int:
 
 
 def pool_for(
-    load: Load, pressure: float, *, concurrency: int | None = None, seeds: int = 1, spare: float = 1.2
+    load: Load, pressure: float, *, concurrency: int | None = None, seeds: int = 1, spare: float = 1.5
 ) -> tuple[int, float]:
     """Tokens of the pool that puts ``load`` under ``pressure``, and the pressure that it comes to.
 

@@ -23,15 +23,16 @@ TITLE = "The simulator beside the real engine: the same trace, memory and polici
 
 def run(options: Options) -> Results:
     """Measure on the engine, calibrate, simulate the same, and compare."""
-    workflows, concurrency, calls = options.pick(tiny=(3, 2, 4), quick=(6, 4, 6), standard=(14, 6, 10))
-    pressures = options.pick(tiny=(2.0,), quick=(1.5, 3.0, 6.0), standard=(1.5, 3.0, 6.0))
+    workflows, concurrency, calls = options.pick(tiny=(3, 2, 4), quick=(10, 8, 5), standard=(16, 8, 10))
+    pressures = options.pick(tiny=(2.0,), quick=(1.5, 2.5, 4.0), standard=(1.5, 2.5, 4.0))
+    scale = options.pick(tiny=0.1, quick=0.1, standard=0.2)
     repetitions = options.repetitions or options.pick(tiny=1, quick=1, standard=2)
     load = Load(
-        name="hover", kind="hover", workflows=workflows, concurrency=concurrency, scale=0.2, tool_scale=0.05,
+        name="hover", kind="hover", workflows=workflows, concurrency=concurrency, scale=scale, tool_scale=0.05,
         max_calls=calls, max_prompt=2_000,
     )  # fmt: skip
     contenders = named(POLICIES)
-    pools = [pool_for(load, p) for p in pressures]
+    pools = [pool_for(load, p, spare=1.2) for p in pressures]
     runs: list[Run] = []
     with open_bench(options, max(2_048, *(pool for pool, _ in pools))) as bench:
         options.say("measuring passes")

@@ -175,7 +175,7 @@ def legend(series: Sequence[Series]) -> Markup:
 
 def bars(title: str, rows: Sequence[Bar], *, base: float | None = 1.0, unit: str = "x") -> Markup:
     """Horizontal bars from ``base`` (a line, mostly 1: no difference) with whiskers for the spread; None is from 0."""
-    step, left, right, top = 21, 132, 46, 6
+    step, left, right, top = 21, 142, 58, 6
     height = top + step * len(rows) + 20
     low = min([*(r.low for r in rows), *(r.value for r in rows), 0.0 if base is None else base])
     high = max([*(r.high for r in rows), *(r.value for r in rows), 0.0 if base is None else base])

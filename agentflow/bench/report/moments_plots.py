@@ -28,7 +28,7 @@ def timeline_plot(run: Mapping[str, Any], end: float) -> Markup:
     decided about it.
     """
     lanes = run["workflows"]
-    left, top, foot = 78, 8, 34
+    left, top, foot = 92, 8, 34
     height = top + _LANE * len(lanes) + foot
     x = linear(0.0, end, left, _WIDE - 12, count=8)
     x = Scale(0.0, end, left, _WIDE - 12, [t for t in x.ticks if t <= end])

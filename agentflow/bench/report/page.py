@@ -59,7 +59,7 @@ def _comparison(data: Mapping[str, Any], anchor: str) -> Markup:
     ]
     for title, content in (
         ("Against lru", gain_panels(rows)),
-        ("Hit rate over memory pressure", hit_panels(rows, colours)),
+        ("Hit rate over memory and load", hit_panels(rows, colours)),
         ("Latency over load", latency_panels(rows, colours, figure, y_name)),
         ("How wrong forecasts may be", noise_panels(rows, colours)),
         ("What happened when", _moments(data.get("timelines", ()))),

@@ -46,21 +46,35 @@ def gain_panels(rows: Sequence[Row]) -> Markup:
 
 
 def hit_panels(rows: Sequence[Row], colours: Mapping[str, int]) -> Markup:
-    """Hit rate over memory pressure, a panel a load."""
-    return _over(
-        [r for r in rows if not r.get("noise")], colours, "pressure", "pressure (could use / pool)", "hit_rate",
-        "hit rate, %", percent=True,
-    )  # fmt: skip
+    """Hit rate over memory pressure, or over the load where that varies and pressure does not."""
+    calm = [r for r in rows if not r.get("noise")]
+    return _over(calm, colours, *_axis(calm, "pressure"), "hit_rate", "hit rate, %", percent=True)
 
 
 def latency_panels(rows: Sequence[Row], colours: Mapping[str, int], figure: str, name: str) -> Markup:
     """Latency over the load's intensity, or over memory pressure where the load does not vary."""
     calm = [r for r in rows if not r.get("noise")]
-    varies = len({r.get("intensity") for r in calm if r.get("intensity") is not None}) > 1
-    axis = ("intensity", "load (arriving / most served)") if varies else ("pressure", "pressure (could use / pool)")
-    if varies and all(r["mode"] == "engine" for r in calm):
-        axis = ("intensity", "workflows at once")
-    return _over(calm, colours, *axis, figure, name)
+    return _over(calm, colours, *_axis(calm, "intensity"), figure, name)
+
+
+def _axis(rows: Sequence[Row], preferred: str) -> tuple[str, str]:
+    """What plots have on their x axis, and its label: the preferred of pressure and intensity, if it varies."""
+    at_once = all(r["mode"] == "engine" for r in rows)
+    labels = {
+        "pressure": "pressure (could use / pool)",
+        "intensity": "workflows at once" if at_once else "load (arriving / most served)",
+    }
+    other = "pressure" if preferred == "intensity" else "intensity"
+
+    def varies(axis: str) -> bool:
+        places: dict[tuple[str, bool], set[float]] = {}
+        for row in rows:
+            if row.get(axis) is not None:
+                places.setdefault((row["load"], row["host_tokens"] > 0), set()).add(row[axis])
+        return any(len(found) > 1 for found in places.values())
+
+    axis = next((a for a in (preferred, other) if varies(a)), "pressure")
+    return axis, labels[axis]
 
 
 def _over(

@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["Standing", "headline", "is_told", "standings", "winner"]
 
 #: Differences below this share are none.
-EVEN = 0.01
+EVEN = 0.02
 
 
 @dataclass(frozen=True, slots=True)
