@@ -266,6 +266,7 @@ _BUILTIN: Mapping[str, str] = {
     "pbkv": "agentflow.cache.pbkv.policy:PBKV",
     "pbkv-aggressive": "agentflow.cache.pbkv.policy:PBKVAggressive",
     "pbkv-he": "agentflow.cache.pbkv.policy:PBKVEvict",
+    "pbkv-queue": "agentflow.cache.pbkv.queue:PBKVQueue",
     "pbkv-lae": "agentflow.cache.lifecycle:Lifecycle",
     "priority": "agentflow.cache.baselines:Priority",
     "session": "agentflow.cache.baselines:SessionReferenced",

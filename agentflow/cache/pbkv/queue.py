@@ -1,0 +1,70 @@
+"""PBKV that also sees the waiting queue: beyond the paper.
+
+A call that has arrived is no forecast: its agent will read what it touched before as soon as the scheduler gets to
+it. Under load that wait is long, and the paper's score, which looks from the newest call onward, lets the KV of
+waiting calls go. Here a waiting call is step 0 of its workflow, with probability 1, and the steps after it are
+discounted once more. Of nodes that are worth the same, those of the calls that arrived first stay, since they run
+first. Retired nodes that several workflows used go after those that only one used, as in ``lifecycle``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentflow.cache.ledger import NodeRecord, Thread
+from agentflow.cache.pbkv.policy import PBKV, RESOLUTION
+from agentflow.cache.policy import CallArrived, CallFinished, Explanation, Observation, Score
+
+__all__ = ["PBKVQueue"]
+
+#: Threads with waiting calls that are followed; more are not told apart from idle ones.
+WAITING = 20_000
+
+
+class PBKVQueue(PBKV):
+    """Look-ahead eviction with the waiting queue as step 0, and conservative prefetch."""
+
+    name = "pbkv-queue"
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._arrivals = 0
+        #: The calls of each thread that wait or run, by request, with the number of their arrival.
+        self._waiting: dict[Thread, dict[str, int]] = {}
+
+    def observe(self, observation: Observation) -> None:
+        super().observe(observation)
+        if isinstance(observation, CallArrived):
+            thread = observation.call.thread
+            if thread is not None and (thread in self._waiting or len(self._waiting) < WAITING):
+                self._arrivals += 1
+                self._waiting.setdefault(thread, {})[observation.request] = self._arrivals
+        elif isinstance(observation, CallFinished) and observation.call.thread is not None:
+            calls = self._waiting.get(observation.call.thread)
+            if calls is not None:
+                calls.pop(observation.request, None)
+                if not calls:
+                    del self._waiting[observation.call.thread]
+
+    def score_node(self, node: NodeRecord) -> Score:
+        owners = self.ledger.live_owners(node)
+        if not owners:
+            if node.anonymous:
+                return (1.0, 0.0, 0.0)
+            return (0.5 if node.shared else 0.0, 0.0, 0.0)
+        value = self.gamma * self._value(owners, lambda p: p.values)
+        first = 0.0
+        for thread in owners:
+            calls = self._waiting.get(thread)
+            if calls:
+                value += 1.0
+                number = float(next(iter(calls.values())))
+                first = min(first, number) if first else number
+        return (1.0, round(value / RESOLUTION) * RESOLUTION, -first)
+
+    def explain(self, node: NodeRecord) -> Explanation | None:
+        explanation = super().explain(node)
+        if explanation is not None:
+            waiting = sum(len(self._waiting.get(t, ())) for t in self.ledger.live_owners(node))
+            return Explanation(explanation.reason, {**explanation.terms, "waiting_calls": float(waiting)})
+        return None
