@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from agentflow.cache.policy import PoolState, WaitingCall
-from agentflow.engine.sglang import control
+from agentflow.engine.sglang import control, hidden_states
 from agentflow.engine.sglang.ballast import Ballast, set_aside
 from agentflow.engine.sglang.effects import carry_out
 from agentflow.engine.sglang.radix_cache import AgentRadixCache
@@ -36,6 +37,7 @@ def hooks() -> dict[str, Callable[..., Any]]:
         "sglang.srt.managers.schedule_policy.SchedulePolicy.calc_priority": calc_priority,
         "sglang.srt.mem_cache.allocation.alloc_for_extend": alloc_for,
         "sglang.srt.mem_cache.allocation.alloc_for_decode": alloc_for,
+        **hidden_states.hooks(),
     }
 
 
@@ -64,7 +66,7 @@ def get_next_batch_to_run(original: Callable[..., Any], scheduler: Any, *args: A
     """
     cache = scheduler.tree_cache
     if isinstance(cache, AgentRadixCache):
-        _guarded(cache, "scoring again", lambda: [cache.tree_core.heard_of(w) for w in cache.runtime.rescored()])
+        _guarded(cache, "scoring again", partial(_score_again, cache))
         if cache.runtime.watches_pool:
             _guarded(cache, "telling the pool's state", lambda: cache.runtime.observe(_pool_state(scheduler, cache)))
         if cache.runtime.acts and not scheduler.waiting_queue and scheduler.chunked_req is None:
@@ -125,6 +127,8 @@ def answer(scheduler: Any, method: str, body: Mapping[str, Any]) -> dict[str, An
         return {"decisions": [d.to_json() for d in found[:REPLY_LIMIT]]}
     if method == "configure":
         return _configure(scheduler, cache, body)
+    if method == "hidden":
+        return hidden_states.answer(body)
     if method == "check":
         return _check(scheduler, cache)
     raise UsageError(f"unknown control method {method!r}; known: {', '.join(sorted(control.METHODS))}")
@@ -166,6 +170,11 @@ def _ballast(body: Mapping[str, Any], key: str, total: int) -> int:
     if not isinstance(wanted, int) or isinstance(wanted, bool) or not 0 < wanted <= total:
         raise UsageError(f"{key} must be an integer from 1 to {total}, got {wanted!r}")
     return total - wanted
+
+
+def _score_again(cache: AgentRadixCache) -> None:
+    for workflow in cache.runtime.rescored():
+        cache.tree_core.heard_of(workflow)
 
 
 def _pool_state(scheduler: Any, cache: AgentRadixCache) -> PoolState:
@@ -255,7 +264,7 @@ def _order(cache: AgentRadixCache, waiting_queue: list[Any]) -> None:
     waiting_queue[:] = [req for _, req in ranked]
 
 
-def _guarded(cache: AgentRadixCache, what: str, work: Callable[[], object]) -> None:
+def _guarded(cache: AgentRadixCache, what: str, work: Callable[[], None]) -> None:
     try:
         work()
     except Exception:
