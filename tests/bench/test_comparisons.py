@@ -307,7 +307,7 @@ def test_the_standard_set_writes_a_page_and_tells_failures(tmp_path: Path) -> No
     for claim in found[1]["claims"]:
         assert claim["name"] in page
     tables = [line for line in page.splitlines() if line.startswith("|")]
-    rows = [line for line in tables if line.startswith("| swebench") or line.startswith("| bfcl")]
+    rows = [line for line in tables if line.startswith(("| swebench", "| bfcl"))]
     assert len({line.count("|") for line in rows}) == 1
     assert "ttl --simulated ..." in said[2]
     assert {p.comparison for p in STANDARD} == set(comparison_names())
