@@ -18,7 +18,8 @@ class Decision:
 
     ``seq`` grows by one with each decision of an engine; ``time`` is in seconds since the epoch; ``tokens``
     is how many tokens of KV it concerns; ``workflows`` and ``agents`` are those that had used them;
-    ``request`` is the call for which it was taken, if any; ``terms`` holds the numbers it was based on.
+    ``request`` is the call (or the prefetch) for which it was taken, if any; ``terms`` holds the numbers it was
+    based on.
     """
 
     seq: int

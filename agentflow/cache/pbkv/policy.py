@@ -311,7 +311,8 @@ class PBKV(PBKVEvict):
             self._on_host.pop(observation.node.id, None)
         else:
             super().observe(observation)
-            self._news = self._news or isinstance(observation, CallArrived | Prefilled)
+            # New forecasts, or room: what was refused may fit now.
+            self._news = self._news or isinstance(observation, CallArrived | CallFinished | Prefilled | WorkflowEnded)
 
     def rescored(self) -> Sequence[str]:
         found = super().rescored()

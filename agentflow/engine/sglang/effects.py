@@ -17,7 +17,11 @@ __all__ = ["carry_out"]
 def carry_out(cache: AgentRadixCache, effects: Sequence[Effect]) -> None:
     """Carry out what can be, highest value first; the rest is counted as refused."""
     for effect in sorted(effects, key=lambda e: -e.value):
-        done = _prefetch(cache, effect)
+        cache.tree_core.cause = f"prefetch of node {effect.node}"
+        try:
+            done = _prefetch(cache, effect)
+        finally:
+            cache.tree_core.cause = None
         cache.runtime.counters["prefetches" if done else "prefetches_refused"] += 1
 
 

@@ -105,6 +105,13 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         if at.workflow is not None:
             self.tree_core.heard_of(at.workflow)
 
+    def init_load_back(self, params: Any) -> Any:
+        self.tree_core.cause = params.req.rid if params.req is not None else None
+        try:
+            return super().init_load_back(params)
+        finally:
+            self.tree_core.cause = None
+
     # -- what the cache does ---------------------------------------------------------------------------
 
     def checkpoint_into_tree(self, req: Any, *, up_to: int, **kwargs: Any) -> None:

@@ -109,6 +109,7 @@ def check_radix_cache_methods() -> None:
 
     assert {"req", "up_to"} <= parameters(UnifiedRadixCache.checkpoint_into_tree)
     assert {"node_id", "mem_quota"} <= parameters(UnifiedRadixCache.load_back)
+    assert parameters(UnifiedRadixCache.init_load_back) == {"self", "params"}
     for name in (
         "reset", "insert", "inc_lock_ref", "evictable_size", "protected_size", "sanity_check",
         "ready_to_load_host_cache", "_evict_device_leaf",
