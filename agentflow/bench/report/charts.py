@@ -12,7 +12,7 @@ from agentflow.bench.report.style import mark_of
 __all__ = ["Bar", "Point", "Series", "bars", "image", "legend", "lines"]
 
 WIDTH, HEIGHT = 340, 225
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 10, 38
+_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 10, 10, 38
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,22 @@ def image(width: float, height: float, title: str, description: str, *parts: obj
 
 
 def lines(
-    title: str, x_label: str, y_label: str, series: Sequence[Series], *, percent: bool = False, log: bool = True
+    title: str,
+    x_label: str,
+    y_label: str,
+    series: Sequence[Series],
+    *,
+    percent: bool = False,
+    log: bool = True,
+    from_zero: bool = True,
 ) -> Markup:
-    """A line for each series, with a bar for the spread of each point."""
+    """A line for each series, with a bar for the spread of each point. ``from_zero`` False lets the values fill the
+    plot."""
     xs = sorted({p.x for s in series for p in s.points})
     top = max((p.high for s in series for p in s.points), default=1.0)
     x = logarithmic(xs, _LEFT, WIDTH - _RIGHT - 6) if log else _spaced(xs)
-    y = linear(0.0, min(top, 1.0) if percent else top, HEIGHT - _BOTTOM, _TOP)
+    low = 0.0 if from_zero else min((p.low for s in series for p in s.points), default=0.0)
+    y = linear(low, min(top, 1.0) if percent else top, HEIGHT - _BOTTOM, _TOP)
     parts: list[Markup] = [_axes(x, y, x_label, y_label, percent)]
     for one in sorted(series, key=lambda s: (s.colour is not None, -(s.colour or 0))):
         parts.append(_line(one, x, y, percent))

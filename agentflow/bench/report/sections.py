@@ -145,6 +145,9 @@ def noise_panels(rows: Sequence[Row], colours: Mapping[str, int]) -> Markup:
     """Hit rate over the noise in forecasts, beside what does not forecast."""
     noisy = [r for r in rows if r.get("noise") is not None]
     figures, key = [], Markup("")
+    shown = dict.fromkeys([*(r["policy"] for r in noisy), "lru", "lifecycle"])
+    left = (i for i in range(6) if i not in {colours[p] for p in shown if p in colours})
+    colours = {p: colours[p] if p in colours else next(left, 0) for p in shown}
     for load in dict.fromkeys(r["load"] for r in noisy):
         found = [r for r in noisy if r["load"] == load]
         if len({r["noise"] for r in found}) < 2:
@@ -164,8 +167,11 @@ def noise_panels(rows: Sequence[Row], colours: Mapping[str, int]) -> Markup:
         key = legend(series)
         title = f"Hit rate under noise on {load}"
         x_label = "share of forecasts that is chance"
-        figures.append(_figure(load, lines(title, x_label, "hit rate, %", series, percent=True, log=False)))
-    return _panels(figures, key) if figures else Markup("")
+        figures.append(
+            _figure(load, lines(title, x_label, "hit rate, %", series, percent=True, log=False, from_zero=False))
+        )
+    note = el("p", "The scale of hit rates does not begin at 0 here.", class_="soft")
+    return joined([_panels(figures, key), note]) if figures else Markup("")
 
 
 def claims_table(claims: Sequence[Mapping[str, Any]]) -> Markup:
