@@ -12,14 +12,16 @@ import torch
 
 from agentflow.cache.pbkv.forecast import END, Hidden, Steps
 from agentflow.cache.pbkv.graph_data import Run
-from agentflow.cache.pbkv.inputs import build
+from agentflow.cache.pbkv.inputs import Chain, build
 from agentflow.cache.pbkv.sage import Network, forecast, network_arrays
 from agentflow.cache.pbkv.training import Trained, refresh
 
 __all__ = ["Forecaster"]
 
-#: Agents named in a step's forecast at most; the likeliest are.
-KEPT = 24
+#: Agents less likely than this are not named in a step's forecast, unless none is likelier.
+NAMED = 0.005
+#: Transitions after which the Markov chain is made anew although the graph's edges are the same.
+CHAIN = 32
 #: Transitions after which embeddings are made anew although the graph's edges are the same.
 STALE = 512
 #: Runs remembered for a refresh.
@@ -36,7 +38,8 @@ class Forecaster:
         self._version = -1
         self._learned = 0
         self._embedded: torch.Tensor | None = None
-        self._transitions: npt.NDArray[np.float64] | None = None
+        self._chain: Chain | None = None
+        self._chained = 0
 
     @property
     def hidden_size(self) -> int:
@@ -48,7 +51,7 @@ class Forecaster:
         """One transition; at a workflow's end its path is remembered for a refresh."""
         self.graph.learn(path, following)
         self._learned += 1
-        self._transitions = None
+        self._chained += 1
         if following == END and path:
             self.recent.append(Run(tuple(path)))
 
@@ -58,27 +61,31 @@ class Forecaster:
         horizon: int,
         *,
         hidden: Sequence[Hidden | None] = (),
-        kept: int | None = KEPT,
+        named: float = NAMED,
     ) -> list[Steps]:
         """Steps of each path, in one pass. Beyond the steps it was trained for, the last is repeated."""
         if not paths:
             return []
+        for path in paths:
+            for agent in path:
+                self.graph.number(agent)
+        changed = self._version != self.graph.version
+        if self._chain is None or changed or self._chained >= CHAIN:
+            self._chain, self._chained = Chain(self.graph, self.network.shape.steps), 0
         inputs = build(
             self.graph,
             paths,
             self.network.shape.steps,
             hidden=hidden,
             hidden_size=self.network.shape.hidden,
-            transitions=self._transitions,
+            chain=self._chain,
         )
-        if self._transitions is None:
-            self._transitions = self.graph.transitions()
-        if self._embedded is None or self._version != self.graph.version or self._learned > STALE:
+        if self._embedded is None or changed or self._learned > STALE:
             with torch.inference_mode():
                 self._embedded = self.network.embed(*network_arrays(self.graph))
             self._version, self._learned = self.graph.version, 0
         found = forecast(self.network, self._embedded, inputs)
-        return self._named(found[:, :horizon], horizon, kept)
+        return _named(found[:, :horizon], self.graph.names, horizon, named)
 
     def refresher(self) -> Callable[[], Network]:
         """What makes a network trained a little on the recent runs. It takes seconds, and may run in any thread."""
@@ -90,27 +97,27 @@ class Forecaster:
         self.network = network
         self._embedded = None
 
-    def _named(self, found: npt.NDArray[np.float32], horizon: int, kept: int | None) -> list[Steps]:
-        names = [*self.graph.names, END]
-        n = len(self.graph)
-        agents = found[:, :, :n]
-        if kept is not None and n > kept:
-            places = np.argpartition(agents, n - kept, axis=2)[:, :, n - kept :]
-            values = np.take_along_axis(agents, places, axis=2)
-            # What the others had goes to those that are named, so that the end keeps its probability.
-            lost = np.maximum(values.sum(2, keepdims=True), 1e-9)
-            values = values * (agents.sum(2, keepdims=True) / lost)
-        else:
-            places = np.broadcast_to(np.arange(n), agents.shape)
-            values = agents
-        ends = found[:, :, n].tolist()
-        out: list[Steps] = []
-        for row, chances, over in zip(places.tolist(), values.tolist(), ends, strict=True):
-            steps = []
-            for which, probabilities, end in zip(row, chances, over, strict=True):
-                step = {names[i]: p for i, p in zip(which, probabilities, strict=True) if p > 1e-6}
-                step[END] = end if step else 1.0
-                steps.append(step)
-            steps += steps[-1:] * (horizon - len(steps))
-            out.append(tuple(steps))
-        return out
+
+def _named(found: npt.NDArray[np.float32], agents: Sequence[str], horizon: int, least: float) -> list[Steps]:
+    """Arrays (b, steps, agents + 1) as steps. What the unnamed had goes to the named, so that the end keeps its
+    probability."""
+    n = len(agents)
+    chances = found[:, :, :n]
+    if not n:
+        return [({END: 1.0},) * horizon for _ in found]
+    mask = chances >= np.minimum(least, chances.max(2, keepdims=True))
+    values = np.where(mask, chances, 0.0)
+    values *= chances.sum(2, keepdims=True) / np.maximum(values.sum(2, keepdims=True), 1e-9)
+    names = [agents[i] for i in np.nonzero(mask)[2].tolist()]
+    flat = values[mask].tolist()
+    stops = np.cumsum(mask.sum(2)).tolist()
+    ends = found[:, :, n].ravel().tolist()
+    steps: list[dict[str, float]] = []
+    start = 0
+    for stop, end in zip(stops, ends, strict=True):
+        step = dict(zip(names[start:stop], flat[start:stop], strict=True))
+        step[END] = end
+        steps.append(step)
+        start = stop
+    k = found.shape[1]
+    return [tuple(steps[i : i + k] + steps[i + k - 1 : i + k] * (horizon - k)) for i in range(0, len(steps), k)]

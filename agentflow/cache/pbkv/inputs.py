@@ -12,7 +12,7 @@ import numpy.typing as npt
 from agentflow.cache.pbkv.forecast import Hidden
 from agentflow.cache.pbkv.graph_data import CallGraph
 
-__all__ = ["CONTEXT", "LENGTH", "PER_AGENT", "RUNS", "Inputs", "build", "markov_steps"]
+__all__ = ["CONTEXT", "LENGTH", "PER_AGENT", "RUNS", "Chain", "Inputs", "build"]
 
 #: Calls of a path, the newest, that are attended to.
 LENGTH = 32
@@ -56,12 +56,12 @@ def build(
     *,
     hidden: Sequence[Hidden | None] = (),
     hidden_size: int = 0,
-    transitions: npt.NDArray[np.float64] | None = None,
+    chain: Chain | None = None,
 ) -> Inputs:
     """Arrays of some paths. Agents that the graph does not know are added to it as mere names.
 
-    A hidden state of another size than ``hidden_size`` counts as absent. ``transitions`` are those of the graph, where
-    they are known already and no path names a new agent.
+    A hidden state of another size than ``hidden_size`` counts as absent. ``chain`` is one made of the graph before;
+    it is used where no path names a new agent.
     """
     numbers = [[graph.number(agent) for agent in path] for path in paths]
     b, n = len(paths), len(graph)
@@ -77,10 +77,10 @@ def build(
     )
     for i, path in enumerate(numbers):
         _one(out, i, path)
-    if transitions is None or len(transitions) != n + 1:
-        transitions = graph.transitions()
+    if chain is None or chain.agents != n:
+        chain = Chain(graph, steps)
     current = np.array([path[-1] if path else -1 for path in numbers], np.int64)
-    out.markov = markov_steps(transitions, current, steps)
+    out.markov = chain.rows(current)
     for i, vector in enumerate(hidden):
         if vector is not None and hidden_size and vector.shape == (hidden_size,) and np.isfinite(vector).all():
             norm = float(np.linalg.norm(vector))
@@ -131,22 +131,39 @@ def _one(out: Inputs, i: int, path: Sequence[int]) -> None:
             out.allowed[i, agent] = True
 
 
-def markov_steps(
-    transitions: npt.NDArray[np.float64], current: npt.NDArray[np.int64], steps: int
-) -> npt.NDArray[np.float32]:
-    """What a Markov chain forecasts from some states, as in :class:`Inputs`; -1 is an unknown state."""
-    n = len(transitions) - 1
-    rows = np.where((current >= 0)[:, None], transitions[current], transitions[:n].mean(0) if n else transitions[n])
-    out = np.empty((len(current), steps, n + 1), np.float32)
-    alive = np.ones((len(current), 1))
-    for k in range(steps):
-        survives = np.maximum(rows[:, :n].sum(1, keepdims=True), 1e-9)
-        hazard = np.clip(1.0 - survives / alive, 1e-6, 1.0 - 1e-6)
-        out[:, k, :n] = np.log(np.maximum(rows[:, :n] / survives, 1e-9))
-        out[:, k, n] = np.log(hazard / (1.0 - hazard))[:, 0]
-        alive = survives
-        rows = rows @ transitions
-    return out
+class Chain:
+    """What a Markov chain over the graph's transitions as they are now forecasts, worked out as it is asked for.
+
+    ``rows`` gives, for states of the present (-1 is an unknown one), arrays (b, steps, n + 1) as in :class:`Inputs`.
+    """
+
+    def __init__(self, graph: CallGraph, steps: int) -> None:
+        self._transitions = graph.transitions().astype(np.float32)
+        self.agents = len(graph)
+        self._found = np.empty((self.agents + 1, steps, self.agents + 1), np.float32)
+        self._known = np.zeros(self.agents + 1, bool)
+
+    def rows(self, current: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        missing = np.unique(current[~self._known[current]])
+        if len(missing):
+            self._found[missing] = self._steps(missing)
+            self._known[missing] = True
+        return self._found[current]
+
+    def _steps(self, current: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        n, steps = self.agents, self._found.shape[1]
+        unknown = self._transitions[:n].mean(0) if n else self._transitions[n]
+        rows = np.where((current >= 0)[:, None], self._transitions[current], unknown)
+        out = np.empty((len(current), steps, n + 1), np.float32)
+        alive = np.ones((len(current), 1), np.float32)
+        for k in range(steps):
+            survives = np.maximum(rows[:, :n].sum(1, keepdims=True), 1e-9)
+            hazard = np.clip(1.0 - survives / alive, 1e-6, 1.0 - 1e-6)
+            out[:, k, :n] = np.log(np.maximum(rows[:, :n] / survives, 1e-9))
+            out[:, k, n] = np.log(hazard / (1.0 - hazard))[:, 0]
+            alive = survives
+            rows = rows @ self._transitions
+        return out
 
 
 def _size(count: int) -> float:
