@@ -10,6 +10,7 @@ by construction: when nothing else is left the node goes, so the pool can never 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -42,6 +43,7 @@ __all__ = [
     "Score",
     "Touched",
     "WaitingCall",
+    "check_policies",
     "make_policies",
     "policy_names",
     "register_policy",
@@ -312,6 +314,16 @@ def make_policies(specs: Sequence[PolicySpec], ledger: Ledger, clock: Callable[[
         except (TypeError, ValueError) as error:
             raise UsageError(f"policy {name!r} does not take these options: {error}") from error
     return out
+
+
+def check_policies(specs: Sequence[PolicySpec]) -> None:
+    """Raise :class:`~agentflow.errors.UsageError` for names and options that no engine would take.
+
+    Classes named as ``module:Class`` are left to the engine, whose process may find other modules.
+    """
+    if isinstance(specs, str):
+        raise UsageError(f"policies are a list of names: write [{specs!r}]")
+    make_policies([s for s in specs if ":" not in spec_name(s)], Ledger(clock=time.time), time.time)
 
 
 def _import(name: str) -> PolicyFactory | None:

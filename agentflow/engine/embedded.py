@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import time
 import weakref
@@ -17,6 +18,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from typing import Any, Self, TypeVar
 
 from agentflow.cache.decision import Decision
+from agentflow.cache.policy import PolicySpec, check_policies
 from agentflow.engine._embedded_checks import Health, check_ids, check_platform, time_limit
 from agentflow.engine._events_buffer import EventBuffer
 from agentflow.engine._host_process import HostProcess
@@ -47,7 +49,8 @@ _engines: weakref.WeakSet[EmbeddedEngine] = weakref.WeakSet()
 
 
 class EmbeddedEngine(Engine):
-    """SGLang on this machine, with the cache policies ``policies`` (strongest first).
+    """SGLang on this machine, with the cache policies ``policies`` (strongest first): names, or mappings of ``name``
+    and options.
 
     ``model`` is a folder, a Hugging Face id, or None for the small default model. ``max_total_tokens`` is the
     KV pool in tokens, ``host_ratio`` the size of the host tier in device pools (0: no host tier),
@@ -65,7 +68,7 @@ class EmbeddedEngine(Engine):
         self,
         model: str | os.PathLike[str] | None = None,
         *,
-        policies: Sequence[str] = ("lifecycle",),
+        policies: Sequence[PolicySpec] = ("lifecycle",),
         max_total_tokens: int | None = None,
         host_ratio: float = 2.0,
         context_length: int | None = None,
@@ -76,6 +79,7 @@ class EmbeddedEngine(Engine):
     ) -> None:
         check_real_engine_allowed()
         check_platform()
+        check_policies(policies)
         self._say = on_progress or (lambda _phase: None)
         folder = resolve_model(model, on_progress=self._say)
         self._tokenizer = load_tokenizer(folder.path)
@@ -168,7 +172,7 @@ class EmbeddedEngine(Engine):
     def decisions(self, *, since: int = 0) -> list[Decision]:
         return control.decisions(self.control("decisions", {"since": since}))
 
-    async def aconfigure(self, *, policies: Sequence[str] | None = None, reset: bool = False) -> None:
+    async def aconfigure(self, *, policies: Sequence[PolicySpec] | None = None, reset: bool = False) -> None:
         """Change the cache policies; ``reset`` also empties the cache, the ledger and the counters.
 
         Calls that run are not disturbed; a reset waits up to ``BUSY_LIMIT`` seconds for the engine to be idle (a
@@ -178,7 +182,7 @@ class EmbeddedEngine(Engine):
         self._check_usable()
         await self._portal.arun(self._configure(policies, reset))
 
-    def configure(self, *, policies: Sequence[str] | None = None, reset: bool = False) -> None:
+    def configure(self, *, policies: Sequence[PolicySpec] | None = None, reset: bool = False) -> None:
         """Like :meth:`aconfigure`, blocking this thread."""
         self._check_usable()
         self._portal.run(self._configure(policies, reset))
@@ -235,7 +239,7 @@ class EmbeddedEngine(Engine):
     async def _start(self, host: HostProcess) -> None:
         self._say("starting a process for the engine")
         environment = {
-            POLICIES_ENV: ",".join(self.policies),
+            POLICIES_ENV: json.dumps(list(self.policies)),
             "SGLANG_PLUGINS": os.environ.get("SGLANG_PLUGINS", "agentflow,agentflow_cpu"),
             "HF_HUB_OFFLINE": "1",  # the model is a folder by now
             "TOKENIZERS_PARALLELISM": "false",
@@ -336,7 +340,7 @@ class EmbeddedEngine(Engine):
         finally:
             self._replies.pop(number, None)
 
-    async def _configure(self, policies: Sequence[str] | None, reset: bool) -> None:
+    async def _configure(self, policies: Sequence[PolicySpec] | None, reset: bool) -> None:
         wanted = self.policies if policies is None else tuple(policies)
         deadline = time.monotonic() + BUSY_LIMIT
         while True:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from agentflow.cache.decision import Decision
+from agentflow.cache.policy import PolicySpec
 from agentflow.engine._events_buffer import EventBuffer
 from agentflow.engine._portal import Portal
 from agentflow.engine._reading import Reading, following
@@ -156,14 +157,14 @@ class RemoteEngine(Engine):
     def decisions(self, *, since: int = 0) -> list[Decision]:
         return control.decisions(self.control("decisions", {"since": since}))
 
-    async def aconfigure(self, *, policies: Sequence[str] | None = None, reset: bool = False) -> None:
+    async def aconfigure(self, *, policies: Sequence[PolicySpec] | None = None, reset: bool = False) -> None:
         """Change the server's cache policies; ``reset`` also empties its cache, ledger and counters.
 
         Raises :class:`~agentflow.errors.EngineFailure` when the server has no plugin, or refuses.
         """
         self._require_plugin(await self.acontrol("configure", _configuration(policies, reset)))
 
-    def configure(self, *, policies: Sequence[str] | None = None, reset: bool = False) -> None:
+    def configure(self, *, policies: Sequence[PolicySpec] | None = None, reset: bool = False) -> None:
         """Like :meth:`aconfigure`, blocking this thread."""
         self._require_plugin(self.control("configure", _configuration(policies, reset)))
 
@@ -394,7 +395,7 @@ async def _limited(limit: float | None, what: str) -> AsyncGenerator[None, None]
         ) from None
 
 
-def _configuration(policies: Sequence[str] | None, reset: bool) -> dict[str, Any]:
+def _configuration(policies: Sequence[PolicySpec] | None, reset: bool) -> dict[str, Any]:
     return {"policies": None if policies is None else list(policies), "reset": reset}
 
 

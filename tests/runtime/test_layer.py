@@ -14,6 +14,7 @@ from agentflow.cache.policy import (
     Score,
     Touched,
     WaitingCall,
+    check_policies,
     policy_names,
     register_policy,
 )
@@ -230,3 +231,13 @@ def test_of_the_retired_what_several_workflows_used_goes_last() -> None:
     assert ranked(runtime, [live, common, private], [1.0, 2.0, 3.0]) == [2, 1, 3]
     head = common.split(9, 4)
     assert ranked(runtime, [live, head, private], [1.0, 2.0, 3.0]) == [2, 9, 3]
+
+
+def test_policies_are_checked_before_an_engine_starts() -> None:
+    check_policies(["lifecycle", {"name": "ttl", "budget": 0.5}, "my.own:Policy"])
+    with pytest.raises(UsageError, match=r"write \['lru'\]"):
+        check_policies("lru")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="unknown policy"):
+        check_policies(["lrru"])
+    with pytest.raises(UsageError, match="does not take these options"):
+        check_policies([{"name": "lru", "size": 3}])
