@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 
 from agentflow.bench.comparisons.baselines import engine_loads, simulated_loads
 from agentflow.bench.comparisons.contenders import Contender, named, pbkv_oracle, with_options
@@ -15,8 +16,10 @@ from agentflow.bench.comparisons.simulated import HARDWARE_NAME, MODEL_NAME, rec
 __all__ = ["COMPARISON", "claims"]
 
 #: lifecycle is the paper's LAE, pbkv-he its look-ahead eviction without prefetch.
-POLICIES = ("lru", "lifecycle", "pbkv-he", "pbkv", "pbkv-aggressive", "kvflow", "kvflow-oracle", "belady")
-ON_ENGINE = ("lru", "lifecycle", "pbkv-he", "pbkv", "pbkv-aggressive", "kvflow")
+POLICIES = ("lru", "lifecycle", "pbkv-he", "pbkv", "pbkv-queue", "pbkv-aggressive", "kvflow", "kvflow-oracle", "belady")
+ON_ENGINE = ("lru", "lifecycle", "pbkv-he", "pbkv", "pbkv-queue", "kvflow")
+#: Ours: the paper's rule, without and with prefetch, and the one that sees the queue too.
+OURS = ("pbkv-he", "pbkv", "pbkv-queue")
 DYNAMIC = ("hover", "swebench")
 STATIC = "financebench"
 #: The host tier, where there is one, in pools of the device.
@@ -86,8 +89,8 @@ def _disturbed(options: Options) -> list[Contender]:
 def claims(rows: Sequence[Row]) -> list[Claim]:
     """The paper's figures, as far as the simulator's rows tell them."""
     dynamic = [r for r in rows if r.load in DYNAMIC and not r.host_tokens]
-    pbkv = select(dynamic, policy=_one_of("pbkv", "pbkv-he"))
-    static = select(rows, load=STATIC, policy=_one_of("pbkv", "pbkv-he"), noise=_quiet)
+    pbkv = select(dynamic, policy=_one_of(*OURS))
+    static = select(rows, load=STATIC, policy=_one_of(*OURS), noise=_quiet)
     out = [
         _best(pbkv, lambda r: r.against_lru["hit_rate"][0], 2.55, "hit rate of PBKV against lru"),
         _best(pbkv, lambda r: 1 / r.against_lru["e2e_mean"][0], 1.85, "end-to-end latency of PBKV against lru"),
@@ -110,13 +113,13 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 def engine_claims(rows: Sequence[Row]) -> list[Claim]:
     """What is asked of the real engine: better than all of these, and 1.3 times faster than lru somewhere."""
-    pbkv = select(rows, policy="pbkv")
     out = []
-    for other in ("lru", "lifecycle", "kvflow"):
+    for ours, other in product(("pbkv", "pbkv-queue"), ("lru", "lifecycle", "kvflow")):
+        pbkv = select(rows, policy=ours)
         gains = [r.hit_rate - _other(rows, r, other).hit_rate for r in pbkv]
         out.append(
             Claim(
-                name=f"hit rate of PBKV on the engine against {other}",
+                name=f"hit rate of {ours} on the engine against {other}",
                 target="higher on every load under every pressure above 1",
                 measured=100 * min(gains),
                 met=min(gains) > 0,
@@ -126,13 +129,14 @@ def engine_claims(rows: Sequence[Row]) -> list[Claim]:
         ratios = [_other(rows, r, other).e2e_mean / r.e2e_mean for r in pbkv]
         out.append(
             Claim(
-                name=f"end-to-end latency of PBKV on the engine against {other}",
+                name=f"end-to-end latency of {ours} on the engine against {other}",
                 target="lower on every load under every pressure above 1",
                 measured=min(ratios),
                 met=min(ratios) > 1.0,
                 note="least of the ratios of medians",
             )
         )
+    pbkv = select(rows, policy=_one_of(*OURS))
     out.append(_best(pbkv, lambda r: 1 / r.against_lru["e2e_mean"][0], 1.3, "latency against lru under pressure"))
     return out
 
