@@ -62,7 +62,7 @@ def run_standard(parts: Sequence[Part], folder: Path, options: Options) -> list[
         except AgentflowError as error:
             message = f"{type(error).__name__}: {' '.join(str(error).split())}"
             data = {"comparison": part.comparison, "mode": part.mode, "error": message}
-        data["command"] = part.command
+        data["command"] = f"{part.command}{' --quick' if options.size == 'quick' else ''}"
         options.say(f"{part.command}: {time.perf_counter() - began:.0f} s{', failed' if 'error' in data else ''}")
         (folder / f"{part.comparison}-{part.mode}.json").write_text(json.dumps(data) + "\n", encoding="utf-8")
         found.append(data)

@@ -23,7 +23,7 @@ TITLE = "All policies that need no training, on HoVer-, SWE-bench- and FinanceBe
 
 def simulated_loads(options: Options) -> list[Load]:
     """The three kinds of workflows, at their true lengths."""
-    few, many = options.pick(tiny=(4, 6), quick=(8, 8), standard=(12, 16))
+    few, many = options.pick(tiny=(4, 6), quick=(8, 8), standard=(10, 16))
     scale = options.pick(tiny=0.2, quick=1.0, standard=1.0)
     calls = options.pick(tiny=8, quick=24, standard=24)
     longest = round(12_000 * scale)

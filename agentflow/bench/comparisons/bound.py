@@ -11,7 +11,7 @@ from agentflow.bench.traces.model import Trace, TraceWorkflow
 __all__ = ["best_hit_rate", "in_served_order"]
 
 #: Pages of all prompts together, at most: beyond, larger pages are used.
-PAGES = 150_000
+PAGES = 60_000
 
 
 def in_served_order(trace: Trace, result: SimResult) -> Trace:
