@@ -161,7 +161,12 @@ class Portal:
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            self.loop.run_forever()
+            while not self._closed:
+                try:
+                    self.loop.run_forever()
+                except (KeyboardInterrupt, SystemExit) as error:
+                    # Work raised it: asyncio lets it through the loop as well as to whoever awaits the work.
+                    log.debug("work on the thread %r raised %r; the others go on", self._thread.name, error)
             self.loop.run_until_complete(self._end())
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         finally:

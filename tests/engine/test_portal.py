@@ -252,3 +252,20 @@ def test_the_buffer_is_bounded_and_cheap(portal: Portal) -> None:
     assert buffer.drain()[0].seq == 9_900
     portal.close()
     buffer.put(event(0))  # nobody is there to send it, and nothing is raised
+
+
+def test_work_that_raises_an_interrupt_ends_alone(portal: Portal) -> None:
+    async def interrupted(error: type[BaseException]) -> None:
+        raise error
+
+    async def fine() -> str:
+        await asyncio.sleep(0.02)
+        return "done"
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(portal.run, fine())
+        for error in (KeyboardInterrupt, SystemExit):
+            with pytest.raises(error):
+                portal.run(interrupted(error))
+        assert other.result(5) == "done"
+    assert portal.run(fine()) == "done"

@@ -303,3 +303,19 @@ async def test_cancelled_waiters_give_their_slots_back() -> None:
     opened.set()
     assert (await asyncio.wait_for(first, 20))[0].content == "ok"
     assert (await asyncio.wait_for(executor.arun(message(("one", {}))), 20))[0].content == "ok"
+
+
+@pytest.mark.parametrize("kind", ["thread", "loop"])
+def test_a_tool_that_raises_an_interrupt_leaves_the_tools_of_other_runs_alone(kind: str) -> None:
+    def interrupted(x: int) -> int:
+        """Be interrupted."""
+        raise KeyboardInterrupt
+
+    async def interrupted_too(x: int) -> int:
+        """Be interrupted."""
+        raise KeyboardInterrupt
+
+    bad = tool(interrupted if kind == "thread" else interrupted_too)
+    with pytest.raises(KeyboardInterrupt):
+        ToolExecutor([bad]).run(message((bad.name, {"x": 1})))
+    assert ToolExecutor([add]).run(message(("add", {"a": 1, "b": 2})))[0].content == "3"
