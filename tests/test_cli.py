@@ -244,6 +244,69 @@ def test_run_of_a_plain_graph_and_of_one_that_fails(folder: Path, capsys: pytest
         assert "failed: KeyError: 'name'" in capsys.readouterr().out
 
 
+NOISY = """
+import subprocess
+from typing import TypedDict
+from langgraph.graph import StateGraph
+from agentflow import AgentGraph, ScriptedEngine
+
+print("noise of the file")
+
+class State(TypedDict, total=False):
+    n: float
+
+def noisy(state):
+    print("noise of a node")
+    subprocess.run(["echo", "noise of a child"])
+    return {"n": float("nan")}
+
+builder = StateGraph(State)
+builder.add_node("noisy", noisy)
+builder.set_entry_point("noisy")
+
+def step(state):
+    return {"n": state["n"] + 1}
+
+long = AgentGraph(State)
+long.add_node("step", step)
+long.set_entry_point("step")
+long.add_conditional_edges("step", lambda state: "step" if state["n"] < 60 else "__end__")
+app = long.compile(engine=ScriptedEngine([]), max_steps=100)
+"""
+
+
+def test_json_output_is_pure_whatever_the_graph_prints(tmp_path: Path) -> None:
+    (tmp_path / "noisy.py").write_text(NOISY)
+    program = (
+        "import sys; from agentflow import ScriptedEngine; from agentflow.cli import main, run;"
+        "run.open_engine = lambda args, **options: ScriptedEngine([]); sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "run", "noisy.py:builder", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    assert json.loads(done.stdout, parse_constant=refuse)["state"] == {"n": None}
+    for source in ("the file", "a node", "a child"):
+        assert f"noise of {source}" in done.stderr
+
+
+def test_a_graph_keeps_the_bound_on_steps_it_was_compiled_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from agentflow.cli._load import load_graph
+
+    (tmp_path / "noisy.py").write_text(NOISY)
+    monkeypatch.chdir(tmp_path)
+    target = load_graph("noisy.py:app")
+    capsys.readouterr()
+    with ScriptedEngine([]) as engine:
+        assert _run(target, {"n": 0}, engine) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == {"n": 60}
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

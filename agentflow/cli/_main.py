@@ -80,16 +80,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     out = Output(as_json=args.json)
     try:
+        with out.alone():
+            return _run(args, out)
+    except BrokenPipeError:  # the reader of our output left
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+
+
+def _run(args: argparse.Namespace, out: Output) -> int:
+    try:
         code: int = args.run(args, out)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         out.note("interrupted")
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of our output left
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
+    except BrokenPipeError:
+        raise
     except Exception as error:
         if args.debug:
             traceback.print_exc()

@@ -22,6 +22,8 @@ from agentflow.errors import UsageError
 
 __all__ = ["COMMAND"]
 
+DEFAULT_MAX_STEPS = 50
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
@@ -30,7 +32,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--input", default="{}", metavar="JSON", help="the graph's input: JSON, @FILE, or - (default: {})"
     )
     parser.add_argument("--thread-id", metavar="ID", help="conversation, for graphs with a checkpointer")
-    parser.add_argument("--max-steps", type=int, metavar="N", help="stop after N steps of the graph (default: 50)")
+    parser.add_argument(
+        "--max-steps",
+        type=int,
+        metavar="N",
+        help="stop after N steps of the graph (default: what the graph was compiled with, else 50)",
+    )
     add_engine_options(parser)
 
 
@@ -69,7 +76,9 @@ def run_on(engine: Any, target: Any, given: Any, args: argparse.Namespace, out: 
     from agentflow.report import agent_rows, agent_table, decision_rows, decision_table
 
     app = compiled(target, engine)
-    result = asyncio.run(app.arun(given, thread_id=args.thread_id, max_steps=args.max_steps or 50))
+    own = (app.config or {}).get("recursion_limit")  # what the graph was compiled with
+    max_steps = args.max_steps or own or DEFAULT_MAX_STEPS
+    result = asyncio.run(app.arun(given, thread_id=args.thread_id, max_steps=max_steps))
     rows, decided = agent_rows([result.agents]), decision_rows(result.decisions)
     out.show(*(f"{key}: {_text(value)}" for key, value in result.state.items()))
     out.show("", agent_table(rows))
