@@ -15,7 +15,6 @@
     |   +-- ModelNotFound
     |   +-- PlatformUnsupported
     |   +-- NotEnoughMemory
-    |   +-- EngineAlreadyRunning    a second embedded engine in one process
     +-- EngineFailure               the engine broke while running; restart() or retry may help
     |   +-- EngineDied              the engine's processes are gone
     |   +-- EngineTimeout           no answer within the time limit
@@ -43,7 +42,6 @@ __all__ = [
     "BadSampling",
     "CallAborted",
     "EmptyPrompt",
-    "EngineAlreadyRunning",
     "EngineClosed",
     "EngineDied",
     "EngineFailure",
@@ -117,10 +115,6 @@ class PlatformUnsupported(SetupError):
 
 class NotEnoughMemory(SetupError):
     """The model or its KV pool does not fit this machine's memory."""
-
-
-class EngineAlreadyRunning(SetupError):
-    """One process can hold one embedded engine at a time."""
 
 
 class EngineFailure(AgentflowError):

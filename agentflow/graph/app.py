@@ -12,6 +12,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from agentflow.engine.workflow import WorkflowRun
 from agentflow.errors import SetupError, UsageError
+from agentflow.graph._options import refuse_unknown
 from agentflow.graph.handler import AgentflowHandler, collected_runs
 from agentflow.graph.result import RunOutcome, RunResult
 
@@ -93,6 +94,7 @@ class AgentApp(CompiledStateGraph[Any, Any, Any, Any]):
         was paused goes on as the same workflow, and without both every run has an id of its own.
         ``options`` are those of LangGraph's ``stream``: ``context``, ``durability``, ``interrupt_before``, ...
         """
+        refuse_unknown(options, "run()", AgentApp.run, CompiledStateGraph.stream)
         config = self._run_config(config, workflow_id, thread_id, tenant, max_steps)
         watch = _Watch(self, config)
         token = collected_runs.set(watch.runs)
@@ -117,6 +119,7 @@ class AgentApp(CompiledStateGraph[Any, Any, Any, Any]):
         **options: Any,
     ) -> RunResult:
         """Like :meth:`run`, without blocking the event loop."""
+        refuse_unknown(options, "arun()", AgentApp.arun, CompiledStateGraph.astream)
         config = self._run_config(config, workflow_id, thread_id, tenant, max_steps)
         watch = _Watch(self, config)
         token = collected_runs.set(watch.runs)

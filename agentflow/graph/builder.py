@@ -14,6 +14,7 @@ from agentflow.engine.base import Engine
 from agentflow.engine.chat_model import AgentflowChat
 from agentflow.errors import UsageError
 from agentflow.graph._node import AgentNode, AgentSpec, PromptFunction, Writes, positional_count
+from agentflow.graph._options import refuse_unknown
 from agentflow.graph._sink import event_sink
 from agentflow.graph.agent import Agent
 from agentflow.graph.app import AgentApp
@@ -59,10 +60,12 @@ class AgentGraph(StateGraph[Any, Any, Any, Any]):
         the cached prefix whole; without it every step starts afresh.
 
         ``node_options`` are those of ``add_node`` (``retry_policy``, ``timeout``, ``destinations``, ...).
-        Raises :class:`~agentflow.errors.UsageError` for state keys that the graph does not have.
+        Raises :class:`~agentflow.errors.UsageError` for state keys that the graph does not have, and for options
+        that do not exist.
         """
         if not isinstance(agent, Agent):
             raise UsageError(f"add_agent() takes an Agent, not {type(agent).__name__}")
+        refuse_unknown(node_options, f"agent {agent.name!r}: add_agent()", AgentGraph.add_agent, StateGraph.add_node)
         if agent.name in self.nodes:
             raise UsageError(f"the graph has a node {agent.name!r} already; give the agent another name")
         if prompt is not None and not callable(prompt):

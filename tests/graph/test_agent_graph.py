@@ -358,3 +358,26 @@ def test_five_hundred_tool_calls_in_one_message(runner: Runner) -> None:
     answers = [m.content for m in result.state["past"] if isinstance(m, ToolMessage)]
     assert answers == [str(2 * i) for i in range(500)]
     assert result.agents["a"].tools["double"].calls == 500
+
+
+def test_a_misspelt_option_is_told_and_not_dropped(runner: Runner) -> None:
+    with pytest.raises(UsageError, match=r"add_agent\(\) takes no 'promt': did you mean prompt\?"):
+        AgentGraph(State).add_agent(Agent("coder"), promt=lambda state: "x", writes="code")
+    app = planner_coder().compile(engine=ScriptedEngine([]))
+    with pytest.raises(UsageError, match=r"run\(\) takes no 'thread': did you mean thread_id\?"):
+        runner.run(app, {"task": "do"}, thread="t1")
+
+
+def test_every_node_and_stream_option_of_langgraph_is_taken(runner: Runner) -> None:
+    graph = AgentGraph(State)
+    graph.add_agent(
+        Agent("coder"),
+        prompt=lambda state: "x",
+        writes="code",
+        defer=True,
+        metadata={"a": 1},
+        retry_policy=RetryPolicy(),
+    )
+    graph.add_edge(START, "coder")
+    app = graph.compile(engine=ScriptedEngine(["y"]))
+    assert runner.run(app, {"task": "do"}, debug=False, interrupt_after=[], durability=None).state["code"] == "y"
