@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,14 @@ def test_pressure_makes_the_pool_and_the_longest_call_bounds_it() -> None:
     assert capped == pytest.approx(needed / small, abs=0.01)
     assert TINY.trace(0) is TINY.trace(0)
     assert TINY.trace(1) != TINY.trace(0)
+
+
+def test_workflows_of_the_first_wave_can_begin_one_after_another() -> None:
+    apart = replace(TINY, stagger=0.5)
+    plain, staggered = TINY.trace(0), apart.trace(0)
+    moved = [a.calls[0].delay - b.calls[0].delay for a, b in zip(staggered.workflows, plain.workflows, strict=True)]
+    assert moved == [0.0, 0.5, 0.0, 0.0], "two at once, so that only the second of them waits"
+    assert [w.calls[1:] for w in staggered.workflows] == [w.calls[1:] for w in plain.workflows]
 
 
 def test_working_set_counts_what_is_shared_once() -> None:

@@ -19,8 +19,10 @@ __all__ = ["Load", "longest_call", "pool_for", "working_set"]
 class Load:
     """Generated workflows of one kind, ``concurrency`` of them under way, or ``rate`` a second arriving.
 
-    The seed of a repetition makes other workflows of the same kind. ``kind`` is the generator; the other fields are
-    as in :class:`~agentflow.bench.traces.generators.Plan`.
+    The first ``concurrency`` workflows of a closed loop begin ``stagger`` seconds after each other: what arrives at one
+    moment is computed together in the simulator, and one by one on an engine, where the second finds what the first
+    left. The seed of a repetition makes other workflows of the same kind. ``kind`` is the generator; the other fields
+    are as in :class:`~agentflow.bench.traces.generators.Plan`.
     """
 
     name: str
@@ -32,10 +34,11 @@ class Load:
     tool_scale: float = 1.0
     max_calls: int | None = None
     max_prompt: int | None = None
+    stagger: float = 0.0
 
     def trace(self, seed: int) -> Trace:
         """The workflows of a seed; made once."""
-        return _trace(replace(self, name="", rate=None, concurrency=8), seed)
+        return _trace(replace(self, name="", rate=None, concurrency=self.concurrency if self.stagger else 1), seed)
 
     def arrivals(self) -> Arrivals:
         """When they come."""
@@ -59,7 +62,15 @@ def _trace(load: Load, seed: int) -> Trace:
         max_calls=load.max_calls,
         max_prompt=load.max_prompt,
     )
-    return generate(load.kind, plan)
+    trace = generate(load.kind, plan)
+    if not load.stagger:
+        return trace
+    workflows = list(trace.workflows)
+    for place, workflow in enumerate(workflows[: load.concurrency]):
+        first, *others = workflow.calls
+        later = replace(first, delay=first.delay + place * load.stagger)
+        workflows[place] = replace(workflow, calls=(later, *others))
+    return replace(trace, workflows=tuple(workflows))
 
 
 def working_set(trace: Trace, concurrency: int) -> int:

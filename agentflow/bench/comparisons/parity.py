@@ -29,7 +29,7 @@ def run(options: Options) -> Results:
     repetitions = options.repetitions or options.pick(tiny=1, quick=1, standard=2)
     load = Load(
         name="hover", kind="hover", workflows=workflows, concurrency=concurrency, scale=scale, tool_scale=0.05,
-        max_calls=calls, max_prompt=2_000,
+        stagger=0.4, max_calls=calls, max_prompt=2_000,
     )  # fmt: skip
     contenders = named(POLICIES)
     pools = [pool_for(load, p, spare=1.2) for p in pressures]
