@@ -9,6 +9,7 @@ Nothing here imports torch before a file was found to be there, and then it is t
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import weakref
@@ -35,6 +36,9 @@ BATCH: Final = 64
 FAILURES: Final = 3
 #: What was observed and not yet taken in by the worker, at most.
 BACKLOG: Final = 20_000
+
+
+_RUNNING: weakref.WeakSet[_Desk] = weakref.WeakSet()
 
 
 class Answer(NamedTuple):
@@ -147,6 +151,13 @@ class Learned:
         """Wait until the worker has no open question; for tests and for measuring. False when it took too long."""
         return self._desk.settle(timeout)
 
+    def settle_refresh(self, timeout: float = 60.0) -> bool:
+        """Wait until no refresh is under way; the next forecast uses what it made. False when it took too long."""
+        thread = self._desk.refreshing
+        if thread is not None:
+            thread.join(timeout)
+        return thread is None or not thread.is_alive()
+
     def close(self) -> None:
         """End the worker. The chain goes on forecasting."""
         self._desk.close()
@@ -162,6 +173,17 @@ class Rgcn(Learned):
     """A relational graph network of the current agent alone: relations are how many steps lie between two agents."""
 
     name: ClassVar[str] = "rgcn"
+
+
+@atexit.register
+def _end_workers() -> None:
+    """Let workers finish before the interpreter goes away under them."""
+    running = list(_RUNNING)
+    for desk in running:
+        desk.close()
+    for desk in running:
+        if desk.worker is not None:
+            desk.worker.join(10.0)
 
 
 class _Desk:
@@ -186,7 +208,8 @@ class _Desk:
         self._busy = False
         self._runs = 0
         self._fresh: Network | None = None
-        self._refreshing = False
+        self.refreshing: threading.Thread | None = None
+        self.worker: threading.Thread | None = None
 
     # -- the asking thread -------------------------------------------------------------------------------
 
@@ -228,7 +251,9 @@ class _Desk:
             self._changed.notify_all()
 
     def start(self) -> None:
-        threading.Thread(target=self._work, name="agentflow-predictor", daemon=True).start()
+        self.worker = threading.Thread(target=self._work, name="agentflow-predictor", daemon=True)
+        self.worker.start()
+        _RUNNING.add(self)
 
     # -- the worker, or the asking thread where all is inline --------------------------------------------
 
@@ -300,10 +325,11 @@ class _Desk:
             forecaster.use(self._fresh)
             self._fresh = None
             self.counters["refreshes"] += 1
-        if self._every and self._runs >= self._every and not self._refreshing:
+        if self._every and self._runs >= self._every and self.refreshing is None:
             self._runs = 0
-            self._refreshing = True
-            threading.Thread(target=self._refresh, args=(forecaster.refresher(),), daemon=True).start()
+            # Not a daemon: it ends by itself, and torch must not be cut off in the middle.
+            self.refreshing = threading.Thread(target=self._refresh, args=(forecaster.refresher(),))
+            self.refreshing.start()
 
     def _refresh(self, make: Callable[[], Network]) -> None:
         try:
@@ -312,7 +338,7 @@ class _Desk:
             self.counters["failures"] += 1
             logger.exception("a refresh of the predictor failed; it goes on as it was")
         finally:
-            self._refreshing = False
+            self.refreshing = None
 
     def _work(self) -> None:
         self.load()

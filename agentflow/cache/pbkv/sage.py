@@ -24,6 +24,9 @@ from agentflow.cache.pbkv.layers import MeanConvolution, RelationalConvolution
 
 __all__ = ["Network", "Shape", "forecast", "network_arrays", "tensors_of"]
 
+#: Share of the hidden states that are left out while learning.
+WITHOUT = 0.25
+
 Backbone = Literal["sage", "rgcn"]
 
 
@@ -139,6 +142,8 @@ class Network(nn.Module):
         if self.text is None or not self.shape.use_text:
             return given["context"].new_zeros(b, self.shape.width + 1)
         there = given["has_hidden"]
+        if self.training:  # so that it learns to do without, too
+            there = there * (torch.rand_like(there) > WITHOUT)
         return torch.cat([self.drop(torch.tanh(self.text(given["hidden"]))) * there, there], dim=1)
 
     def probabilities(self, agents: Tensor, ends: Tensor) -> Tensor:

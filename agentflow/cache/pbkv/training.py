@@ -37,7 +37,7 @@ POSITIONS = 20_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """How to train. ``validation`` is the share of runs set aside; training stops when they were forecast no better
-    for ``patience`` epochs."""
+    for ``patience`` epochs. ``geometric`` trains torch-geometric's layers, otherwise the same ones in plain torch."""
 
     shape: Shape = field(default_factory=lambda: Shape(dropout=0.3))
     epochs: int = 60
@@ -48,6 +48,7 @@ class Settings:
     batch: int = 256
     validation: float = 0.2
     seed: int = 0
+    geometric: bool = True
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.patience < 1 or self.folds < 2 or not 0.0 < self.validation < 1.0:
@@ -103,7 +104,7 @@ def train(
     check = _positions(graph_of(kept), held_out, settings.shape, rng, 1.0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        learning = Network(settings.shape, geometric=True)
+        learning = Network(settings.shape, geometric=settings.geometric)
         epochs = _fit(learning, train_sets, check, settings, rng)
         network = Network(settings.shape)
         network.load_state_dict(learning.state_dict())
