@@ -11,7 +11,9 @@ __all__ = ["ScriptedTokenizer", "render_tool_call"]
 
 _SPECIAL = {"<|im_start|>": 1 << 25, "<|im_end|>": (1 << 25) + 1, "<|endoftext|>": (1 << 25) + 2}
 _SPECIAL_TEXT = {i: s for s, i in _SPECIAL.items()}
-_PIECE = re.compile(r"<\|im_start\|>|<\|im_end\|>|<\|endoftext\|>| ?\w+| ?[^\w\s]|\n|[^\S\n]+")
+_WORD = r" ?\w+| ?[^\w\s]|\n|[^\S\n]+"
+_PIECE = re.compile(rf"<\|im_start\|>|<\|im_end\|>|<\|endoftext\|>|{_WORD}")
+_PLAIN_PIECE = re.compile(_WORD)
 _WIDTH = 3  # bytes per token, so that ids stay below 2**25
 _OFFSET = (0, 0, 1 << 8, (1 << 8) + (1 << 16), (1 << 8) + (1 << 16) + (1 << 24))
 
@@ -38,8 +40,15 @@ class ScriptedTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text``; the three special tokens are recognised in it."""
+        return self._ids(_PIECE.findall(text))
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of ``text``, in which nothing is a special token."""
+        return self._ids(_PLAIN_PIECE.findall(text))
+
+    def _ids(self, pieces: Sequence[str]) -> list[int]:
         ids: list[int] = []
-        for piece in _PIECE.findall(text):
+        for piece in pieces:
             special = _SPECIAL.get(piece)
             if special is not None:
                 ids.append(special)

@@ -223,6 +223,10 @@ class Tokenizer(Protocol):
         """Ids of ``text``, with no token added; special tokens written in it are recognised."""
         ...
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of ``text`` from outside: what is spelt like a special token is text like any other."""
+        ...
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``ids``."""
         ...

@@ -7,6 +7,7 @@ milliseconds. Anything else goes through ``transformers.AutoTokenizer``.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from agentflow.engine._chat_template import ChatTemplate
 from agentflow.engine.base import Tokenizer
-from agentflow.errors import ModelNotFound
+from agentflow.errors import BadRequest, ModelNotFound
 
 __all__ = ["HfTokenizer", "load_tokenizer"]
 
@@ -38,10 +39,12 @@ class HfTokenizer:
         encode: Callable[[str], Sequence[int]],
         decode: Callable[[Sequence[int], bool], str],
         *,
+        encode_plain: Callable[[str], Sequence[int]],
         template: ChatTemplate,
         eos_token_ids: Iterable[int],
     ) -> None:
         self._encode = encode
+        self._encode_plain = encode_plain
         self._decode = decode
         self._template = template
         self._eos = frozenset(eos_token_ids)
@@ -51,7 +54,10 @@ class HfTokenizer:
         return self._eos
 
     def encode(self, text: str) -> list[int]:
-        return list(self._encode(text))
+        return list(self._encode(_checked(text)))
+
+    def encode_plain(self, text: str) -> list[int]:
+        return list(self._encode_plain(_checked(text)))
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._decode(ids, skip_special_tokens)
@@ -113,9 +119,43 @@ def _over_backend(backend: Any, template: ChatTemplate, eos: Iterable[int]) -> H
     return HfTokenizer(
         lambda text: backend.encode(text, add_special_tokens=False).ids,
         lambda ids, skip: backend.decode(list(ids), skip_special_tokens=skip),
+        encode_plain=_plain_encoder(backend),
         template=template,
         eos_token_ids=eos,
     )
+
+
+def _plain_encoder(backend: Any) -> Callable[[str], Sequence[int]]:
+    """Encodes without special tokens, by a second backend that is made when the first text needs it."""
+    special = [t for t in backend.get_added_tokens_decoder().values() if t.special]
+    always = any(t.normalized for t in special)  # what spells such a token is known only after normalising
+    spelt = re.compile("|".join(re.escape(t.content) for t in special)) if special else None
+    lock = threading.Lock()
+    made: list[Any] = []
+
+    def encode(text: str) -> Sequence[int]:
+        if spelt is None or not (always or spelt.search(text)):
+            return backend.encode(text, add_special_tokens=False).ids  # type: ignore[no-any-return]
+        with lock:
+            if not made:
+                plain = type(backend).from_str(backend.to_str())
+                plain.encode_special_tokens = True
+                made.append(plain)
+        return made[0].encode(text, add_special_tokens=False).ids  # type: ignore[no-any-return]
+
+    return encode
+
+
+def _checked(text: str) -> str:
+    """``text``, unless it cannot be written as UTF-8, which is what tokenizers read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest(
+            f"the text holds half a character at position {error.start} ({text[error.start]!r}, a lone surrogate): it"
+            " was decoded wrongly; read it again, for example with errors='replace'"
+        ) from None
+    return text
 
 
 def _from_transformers(source: str) -> HfTokenizer:
@@ -140,11 +180,15 @@ def _from_transformers(source: str) -> HfTokenizer:
         with lock:
             return list(hf.encode(text, add_special_tokens=False))
 
+    def encode_plain(text: str) -> list[int]:
+        with lock:
+            return list(hf.encode(text, add_special_tokens=False, split_special_tokens=True))
+
     def decode(ids: Sequence[int], skip: bool) -> str:
         with lock:
             return str(hf.decode(list(ids), skip_special_tokens=skip, clean_up_tokenization_spaces=False))
 
-    return HfTokenizer(encode, decode, template=template, eos_token_ids=eos)
+    return HfTokenizer(encode, decode, encode_plain=encode_plain, template=template, eos_token_ids=eos)
 
 
 def _json(path: Path) -> dict[str, Any]:

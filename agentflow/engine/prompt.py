@@ -3,7 +3,8 @@
 The chat template is rendered with marks in place of the parts of the messages; what stands between the marks
 is the template's own text. All pieces are tokenised one by one and put together, so that every boundary
 between pieces is a boundary between tokens, the tokens of a message never depend on what follows it, and the
-same text gives the same tokens in every prompt.
+same text gives the same tokens in every prompt. What users and tools write cannot end a message or begin another
+one: in it the spelling of a special token is plain text.
 """
 
 from __future__ import annotations
@@ -54,12 +55,16 @@ class _Part:
 
 @dataclass(slots=True)
 class _Piece:
-    """Text that is tokenised on its own. ``ids`` are given where the tokens are known already."""
+    """Text that is tokenised on its own. ``ids`` are given where the tokens are known already.
+
+    ``outside`` text is a user's or a tool's: nothing in it is a special token.
+    """
 
     text: str
     slot: str | None = None
     producer: str | None = None
     ids: tuple[int, ...] | None = None
+    outside: bool = False
 
 
 @dataclass(slots=True)
@@ -86,7 +91,7 @@ class PromptBuilder:
         self.counters: Counter[str] = Counter()
         self._tokenizer = tokenizer
         self._dialect = Dialect(tokenizer)
-        self._encoded: _Cache[str, tuple[int, ...]] = _Cache(cache_tokens)
+        self._encoded: _Cache[tuple[str, bool], tuple[int, ...]] = _Cache(cache_tokens)
         self._decoded: _Cache[tuple[int, ...], str] = _Cache(cache_tokens)
 
     def build(
@@ -139,11 +144,12 @@ class PromptBuilder:
         """The pieces of ``plain``; None when the template treats marks otherwise than text.
 
         A template may look into some messages (thoughts of an assistant, answers of tools); those are left
-        unmarked in a second and a third try.
+        unmarked in further tries.
         """
         opening, closing = _marks(plain)
         tries: tuple[Callable[[_Part], bool], ...] = (
             lambda p: True,
+            lambda p: p.slot is not None or p.role != "assistant",
             lambda p: p.slot is not None or p.role in ("system", "user"),
             lambda p: p.slot is not None,
         )
@@ -176,7 +182,7 @@ class PromptBuilder:
                 self.counters["answers_spliced"] += 1
                 ids += piece.ids
             else:
-                ids += self._encode(piece.text)
+                ids += self._encode(piece.text, piece.outside)
             length = len(ids) - start
             if not length:
                 continue
@@ -188,11 +194,12 @@ class PromptBuilder:
                 segments.append(Segment("private", start, length))
         return BuiltPrompt(ids, tuple(segments), text, unsplit)
 
-    def _encode(self, text: str) -> tuple[int, ...]:
-        ids = self._encoded.get(text)
+    def _encode(self, text: str, outside: bool) -> tuple[int, ...]:
+        ids = self._encoded.get((text, outside))
         if ids is None:
-            ids = tuple(self._tokenizer.encode(text))
-            self._encoded.put(text, ids, len(ids))
+            encode = self._tokenizer.encode_plain if outside else self._tokenizer.encode
+            ids = tuple(encode(text))
+            self._encoded.put((text, outside), ids, len(ids))
             self.counters["pieces_tokenised"] += 1
         else:
             self.counters["pieces_found"] += 1
@@ -301,7 +308,7 @@ def _walk(marked: Sequence[str], parts: Sequence[_Part], plain: str, dialect: Di
         else:
             return None
         ids = part.ids if text == part.text else None
-        pieces.append(_Piece(text, part.slot, part.producer, ids))
+        pieces.append(_Piece(text, part.slot, part.producer, ids, outside=part.role != "assistant"))
         following = None if last else parts[int(marked[i + 2])]
         pieces += _glue(glue, part, following, dialect)
         at = end
