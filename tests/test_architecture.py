@@ -37,6 +37,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
     "torch_geometric": ("agentflow.cache.pbkv.geometric",),
     "torch": (
         "agentflow.cache.pbkv",
+        "agentflow.bench.predictor_eval",
         "agentflow.engine.sglang",
         "agentflow.engine._gguf",
         "agentflow.engine._random_llama",
