@@ -25,9 +25,9 @@ def calibrate(
 ) -> CalibratedCost:
     """A cost model of this engine as it is now, from forced calls of a few seconds in all.
 
-    What the way to the scheduler and back costs is in the passes' fixed part, as it is when an engine is used. The
-    pool must hold the largest of ``lengths`` and the largest batch of short calls; ``rounds`` measurements of each
-    kind are taken and the median counts.
+    A call of one token is a prefill; the rest of a longer one are decode steps. What the way to the scheduler and back
+    costs is in the passes' fixed part, as it is when an engine is used. The pool must hold the largest of ``lengths``
+    and the largest batch of short calls; ``rounds`` measurements of each kind are taken and the median counts.
     """
     rng = random.Random(seed)
     asyncio.run(_batch(engine, [_ids(rng, 32)], 4))  # what happens only once
@@ -37,19 +37,22 @@ def calibrate(
         seconds, again = [], []
         for _ in range(rounds):
             begin = _ids(rng, length)
-            (first,) = asyncio.run(_batch(engine, [begin], 2))
-            seconds.append(first.timings.first_token)
-            (second,) = asyncio.run(_batch(engine, [begin + _ids(rng, 64)], 2))
-            again.append((second.usage.cached_device, second.timings.first_token))
+            (first,) = asyncio.run(_batch(engine, [begin], 1))
+            seconds.append(first.timings.total)
+            (second,) = asyncio.run(_batch(engine, [begin + _ids(rng, 64)], 1))
+            again.append((second.usage.cached_device, second.timings.total))
         prefills.append(PrefillSample((Prefill(length, 0),), statistics.median(seconds)))
         cached = round(statistics.median(a[0] for a in again))
         prefills.append(PrefillSample((Prefill(length + 64 - cached, cached),), statistics.median(a[1] for a in again)))
     for batch in batches:
         firsts, passes = [], []
         for _ in range(rounds):
-            done = asyncio.run(_batch(engine, [_ids(rng, 96) for _ in range(batch)], steps))
-            firsts.append(max(c.timings.first_token for c in done))
-            passes.append(statistics.median(c.timings.total - c.timings.first_token for c in done))
+            short, long = (
+                max(c.timings.total for c in asyncio.run(_batch(engine, [_ids(rng, 96) for _ in range(batch)], answer)))
+                for answer in (1, steps)
+            )
+            firsts.append(short)
+            passes.append(long - short)
         decodes.append(DecodeSample(batch, batch * 97, max(1e-6, statistics.median(passes)), steps - 1))
         if batch > 1:
             prefills.append(PrefillSample((Prefill(96, 0),) * batch, statistics.median(firsts)))
