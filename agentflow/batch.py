@@ -50,9 +50,15 @@ class ResultsFile:
         self._out: TextIO | None = None
 
     def __enter__(self) -> ResultsFile:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._load()
-        self._out = self.path.open("a", encoding="utf-8")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._load()
+            self._out = self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"cannot keep results in {self.path}: {error.strerror or error}; nothing was run: give the path of a"
+                " file that you can write to"
+            ) from error
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -130,3 +130,13 @@ async def test_the_progress_bar_is_silent_on_a_pipe() -> None:
 def test_adding_to_a_closed_file_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="open"):
         ResultsFile(tmp_path / "r.jsonl").add({"uid": "a"})
+
+
+async def test_a_results_file_that_cannot_be_written_is_told_before_any_work(tmp_path: Path) -> None:
+    async def work(task: str) -> dict[str, Any]:
+        raise AssertionError("nothing may run")
+
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path, tmp_path / "file" / "results.jsonl"):
+        with pytest.raises(UsageError, match=r"cannot keep results in .*nothing was run"):
+            await run_batch(["a"], work, key=str, results=path)

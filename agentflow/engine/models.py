@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentflow.errors import ModelNotFound
+from agentflow.errors import ModelNotFound, SetupError
 
 __all__ = ["DEFAULT_MODEL", "ModelFolder", "cache_folder", "random_model", "resolve_model"]
 
@@ -136,9 +136,19 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 def _made(name: str, source: str, make: Callable[[Path], None], say: Progress) -> Path:
     """The cached folder ``name``, made by ``make`` when it is missing, incomplete, damaged or outdated."""
+    models = cache_folder() / "models"
+    try:
+        return _made_in(models, name, source, make, say)
+    except OSError as error:
+        raise SetupError(
+            f"cannot make the model {name} in the cache folder {models}: {error.strerror or error}. Nothing half-made"
+            " is left there; free some space, or set AGENTFLOW_CACHE to a folder that you can write to"
+        ) from error
+
+
+def _made_in(models: Path, name: str, source: str, make: Callable[[Path], None], say: Progress) -> Path:
     from filelock import FileLock
 
-    models = cache_folder() / "models"
     models.mkdir(parents=True, exist_ok=True)
     target = models / name
     if _intact(target, source):

@@ -74,6 +74,8 @@ def load_claims(path: Path = OWN_CLAIMS, *, limit: int | None = None) -> list[Cl
         rows = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"no claims file at {path}: give the path of a HoVer JSON file") from None
+    except OSError as error:
+        raise UsageError(f"cannot read the claims in {path}: {error.strerror or error}") from None
     except ValueError as error:
         raise UsageError(f"{path} is not JSON: {error}") from None
     if not isinstance(rows, list):

@@ -15,7 +15,7 @@ import pytest
 
 from agentflow.engine.hf_tokenizer import load_tokenizer
 from agentflow.engine.models import DEFAULT_MODEL, cache_folder, random_model, resolve_model
-from agentflow.errors import ModelNotFound
+from agentflow.errors import ModelNotFound, SetupError
 
 MAKE = "from agentflow.engine.models import random_model; print(random_model().path)"
 
@@ -186,3 +186,10 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     assert cache_folder() == Path("/xdg/agentflow")
+
+
+def test_a_cache_folder_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("AGENTFLOW_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(SetupError, match=r"cannot make the model .*AGENTFLOW_CACHE"):
+        random_model()
