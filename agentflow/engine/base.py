@@ -7,6 +7,7 @@ at once and from any thread.
 
 from __future__ import annotations
 
+import numbers
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -93,6 +94,20 @@ class Sampling:
     def check(self) -> None:
         """Raise :class:`~agentflow.errors.BadSampling` for a value outside its range."""
         bad: list[str] = []
+        kinds = {
+            "temperature": numbers.Real,
+            "top_p": numbers.Real,
+            "top_k": numbers.Integral,
+            "seed": numbers.Integral,
+        }
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            if (isinstance(value, bool) or not isinstance(value, kind)) and not (name == "seed" and value is None):
+                bad.append(f"{name} must be {'a number' if kind is numbers.Real else 'an integer'}, got {value!r}")
+        if isinstance(self.stop, str) or not all(isinstance(s, str) for s in self.stop):
+            bad.append(f"stop must be a list of strings, got {self.stop!r}")
+        if bad:
+            raise BadSampling("; ".join(bad))
         if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
             bad.append(f"max_tokens must be an integer of at least 1, got {self.max_tokens!r}")
         if not 0.0 <= self.temperature <= 100.0:  # also refuses NaN

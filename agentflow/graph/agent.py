@@ -58,6 +58,11 @@ class Agent:
             )
         self.max_tool_rounds = max_tool_rounds
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(self, name):  # set once: when made, copied or unpickled
+            raise AttributeError(f"an Agent cannot be changed: make another one to have another {name.lstrip('_')}")
+        super().__setattr__(name, value)
+
     @property
     def sampling(self) -> dict[str, Any]:
         """The sampling values that this agent sets itself."""

@@ -50,17 +50,28 @@ def to_messages(prompt: Prompt, *, producers: Mapping[str, str] | None = None) -
     for item in items:
         if isinstance(item, str):
             parts.append(item)
-        elif isinstance(item, Mapping) and item.get("type") == "text":
+        elif isinstance(item, Mapping) and item.get("type") == "text" and isinstance(item.get("text"), str):
             parts.append(_with_producer(dict(item), producers or {}))
         elif isinstance(item, BaseMessage) or (isinstance(item, Mapping) and "role" in item):
             _close(parts, messages)
-            messages += convert_to_messages([item])  # type: ignore[list-item]
+            messages.append(_message(item))
         else:
-            raise UsageError(f"a prompt is made of strings, shared(...) parts and messages; got {type(item).__name__}")
+            got = f"{str(item)[:200]!r}" if isinstance(item, Mapping) else type(item).__name__
+            raise UsageError(f"a prompt is made of strings, shared(...) parts and messages; got {got}")
     _close(parts, messages)
     if not messages:
         raise UsageError("the prompt is empty: return at least one non-empty string, part or message")
     return messages
+
+
+def _message(item: BaseMessage | Mapping[str, Any]) -> BaseMessage:
+    if isinstance(item, BaseMessage):
+        return item
+    try:
+        return convert_to_messages([dict(item)])[0]
+    except (ValueError, TypeError, KeyError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"a message of the prompt cannot be read, {str(item)[:200]}: {reason}") from error
 
 
 def _with_producer(part: dict[str, Any], producers: Mapping[str, str]) -> dict[str, Any]:

@@ -22,6 +22,16 @@ __all__ = ["AgentTool", "ToolOptions", "tool"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+#: Options that are numbers, and of which type.
+_NUMBERS: dict[str, Any] = {
+    "timeout": int | float,
+    "retries": int,
+    "retry_wait": int | float,
+    "concurrency": int,
+    "max_output": int,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOptions:
     """How a tool is run by a :class:`~agentflow.tools.ToolExecutor`. None takes the executor's value.
@@ -42,6 +52,12 @@ class ToolOptions:
     pure: bool = False
 
     def __post_init__(self) -> None:
+        for name, wanted in _NUMBERS.items():
+            value = getattr(self, name)
+            optional = value is None and name not in ("retries", "retry_wait")
+            if not optional and (isinstance(value, bool) or not isinstance(value, wanted)):
+                what = "an integer" if wanted is int else "a number"
+                raise UsageError(f"{name} must be {what}, got {value!r}")
         if self.timeout is not None and not self.timeout > 0:
             raise UsageError(f"timeout must be above 0 seconds, got {self.timeout!r}")
         if self.retries < 0 or self.retry_wait < 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any, TypedDict
 
 import pytest
@@ -141,3 +143,35 @@ def test_no_text_is_lost(parts: list[Any]) -> None:
     (message,) = to_messages(parts)
     content = message.content
     assert (content if isinstance(content, str) else "".join(p["text"] for p in content)) == wanted  # type: ignore[index]
+
+
+def test_an_agent_cannot_be_changed_but_copied() -> None:
+    agent = Agent("planner", "Plan.", sampling={"temperature": 1})
+    for name in ("name", "tools", "instructions", "max_tool_rounds"):
+        with pytest.raises(AttributeError, match="cannot be changed"):
+            setattr(agent, name, getattr(agent, name))
+    for twin in (copy.copy(agent), copy.deepcopy(agent), pickle.loads(pickle.dumps(agent))):
+        assert (twin.name, twin.instructions, twin.sampling) == ("planner", "Plan.", {"temperature": 1})
+
+
+@pytest.mark.parametrize(
+    ("sampling", "said"),
+    [
+        ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
+        ({"top_k": 1.5}, "top_k must be an integer"),
+        ({"seed": "x"}, "seed must be an integer"),
+        ({"stop": "end"}, "stop must be a list of strings"),
+        ({"stop": [3]}, "stop must be a list of strings"),
+    ],
+)
+def test_sampling_values_of_a_wrong_type_are_named(sampling: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadSampling, match=said):
+        Agent("planner", sampling=sampling)
+
+
+@pytest.mark.parametrize(
+    "item", [{"role": "bogus", "content": "x"}, {"role": "user"}, {"type": "text", "text": 3}, {"type": "image_url"}]
+)
+def test_a_dict_that_is_no_message_is_the_callers_mistake(item: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        to_messages(item)

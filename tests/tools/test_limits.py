@@ -13,6 +13,7 @@ import pytest
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool as langchain_tool
 
+from agentflow.errors import UsageError
 from agentflow.tools import ToolExecutor, ToolOptions, Transient, error_kind, tool
 from agentflow.tools.threads import abandoned
 
@@ -319,3 +320,9 @@ def test_a_tool_that_raises_an_interrupt_leaves_the_tools_of_other_runs_alone(ki
     with pytest.raises(KeyboardInterrupt):
         ToolExecutor([bad]).run(message((bad.name, {"x": 1})))
     assert ToolExecutor([add]).run(message(("add", {"a": 1, "b": 2})))[0].content == "3"
+
+
+@pytest.mark.parametrize("options", [{"timeout": "5"}, {"retries": 1.5}, {"concurrency": "2"}, {"retries": None}])
+def test_options_of_a_wrong_type_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(options))} must be"):
+        ToolOptions(**options)
