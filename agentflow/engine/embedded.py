@@ -341,6 +341,8 @@ class EmbeddedEngine(Engine):
             self._replies.pop(number, None)
 
     async def _configure(self, policies: Sequence[PolicySpec] | None, reset: bool) -> None:
+        if isinstance(policies, str):
+            check_policies(policies)  # says how to write one
         wanted = self.policies if policies is None else tuple(policies)
         deadline = time.monotonic() + BUSY_LIMIT
         while True:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from agentflow.cache.decision import Decision
-from agentflow.cache.policy import PolicySpec
+from agentflow.cache.policy import PolicySpec, check_policies
 from agentflow.engine._events_buffer import EventBuffer
 from agentflow.engine._portal import Portal
 from agentflow.engine._reading import Reading, following
@@ -396,6 +396,8 @@ async def _limited(limit: float | None, what: str) -> AsyncGenerator[None, None]
 
 
 def _configuration(policies: Sequence[PolicySpec] | None, reset: bool) -> dict[str, Any]:
+    if isinstance(policies, str):
+        check_policies(policies)  # says how to write one
     return {"policies": None if policies is None else list(policies), "reset": reset}
 
 

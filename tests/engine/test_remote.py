@@ -567,3 +567,12 @@ def test_a_server_without_the_plugin(server: Server, without: str, caplog: pytes
     assert counters["remote_events_left_out"] == 1
     assert counters["remote_plugin_missing"] >= 2
     assert len([r for r in caplog.records if "plugin" in r.message or "cache" in r.message]) == 1
+
+
+async def test_policies_given_as_one_text_are_refused_in_words() -> None:
+    from agentflow.engine.embedded import EmbeddedEngine
+
+    with pytest.raises(UsageError, match=r"write \['lru'\]"):
+        RemoteEngine.__new__(RemoteEngine).configure(policies="lru")
+    with pytest.raises(UsageError, match=r"write \['lru'\]"):
+        await EmbeddedEngine.__new__(EmbeddedEngine)._configure("lru", False)
