@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -22,7 +23,16 @@ from agentflow.bench.simulator import (
 from agentflow.bench.simulator import run as run_module
 from agentflow.bench.simulator.speed import load, main
 from agentflow.bench.traces.model import Span, Trace, TraceCall, TraceTool, TraceWorkflow
-from agentflow.cache.policy import CallFinished, Observation, Policy, PoolState, Prefetch, WaitingCall
+from agentflow.cache.policy import (
+    CallFinished,
+    Observation,
+    Policy,
+    PolicySpec,
+    PoolState,
+    Prefetch,
+    WaitingCall,
+    policy_names,
+)
 from agentflow.errors import UsageError
 from agentflow.events import AgentStarted, Event, StateSuperseded, ToolEnded, ToolStarted, WorkflowEnded
 
@@ -53,6 +63,7 @@ class Watcher(Policy):
     """Remembers what it observes."""
 
     name: ClassVar[str] = "watcher"
+    wants_pool_state: ClassVar[bool] = True
     seen: ClassVar[list[tuple[float, Observation]]] = []
 
     def observe(self, observation: Observation) -> None:
@@ -319,7 +330,7 @@ def test_policies_hear_of_workflows_agents_tools_and_the_pool():
     assert agents == ["planner", "coder"]
     seqs = [o.seq for _, o in Watcher.seen if isinstance(o, Event)]
     assert seqs == sorted(set(seqs))
-    assert all(o.total == 1_000 for _, o in Watcher.seen if isinstance(o, PoolState))
+    assert {o.total for _, o in Watcher.seen if isinstance(o, PoolState)} == {1_000}
 
 
 # -- arrivals and clusters -----------------------------------------------------------------------------
@@ -399,11 +410,16 @@ def loads(seed: int, workflows: int = 12, calls: int = 6) -> Trace:
     return trace(*out)
 
 
-POLICIES = ["lru", "lifecycle", "kvflow", "continuum", "belady", f"{HERE}:FetchAll"]
+POLICIES: list[PolicySpec] = ["lru", "lifecycle", "continuum", "ttl", "belady", f"{HERE}:FetchAll"]
+POLICIES += [n for n in policy_names() if n.startswith(("kvflow", "pbkv"))]
+#: Prefetching for the slightest reason, and on wrong forecasts.
+POLICIES += [
+    {"name": n, "noise": noise, "threshold": 0.01} for n in ("pbkv", "pbkv-aggressive") for noise in (0.0, 0.5)
+]
 FAST = CalibratedCost(p_pass=0.01, p_token=0.001, d_pass=0.01, d_request=0.001, d_kv=1e-6, t_pass=0.01, t_token=1e-4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from(POLICIES), st.integers(250, 900), st.sampled_from([0, 300, 2_000]))
 def test_every_slot_is_accounted_for_after_every_step(seed, policy, pool, host):
     """Slots free, private and in the tree make up the pool; the tree is sound; at the end nothing is held."""
@@ -416,7 +432,9 @@ def test_every_slot_is_accounted_for_after_every_step(seed, policy, pool, host):
         new_token_ratio=0.2,
         min_new_token_ratio=0.1,
     )
-    simulation = run_module._Simulation(loads(seed), spec, FAST, [policy], Arrivals(), 2, 0, False, 1.0)
+    cost = replace(FAST, t_token=[1e-4, 0.1][seed % 5 == 0])
+    served = loads(seed)
+    simulation = run_module._Simulation(served, spec, cost, informed([policy], served), Arrivals(), 2, 0, False, 1.0)
     checked = 0
     for engine in simulation.engines:
         advance = engine.advance

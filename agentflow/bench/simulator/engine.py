@@ -16,9 +16,10 @@ from typing import Literal
 from agentflow.bench.simulator.config import EngineSpec
 from agentflow.bench.simulator.content import Content
 from agentflow.bench.simulator.cost import Cost, Prefill
+from agentflow.bench.simulator.effects import carry_out
 from agentflow.bench.simulator.tree import Node, Tree
 from agentflow.cache.ledger import CallRef
-from agentflow.cache.policy import CallArrived, CallFinished, Effect, PoolState, WaitingCall
+from agentflow.cache.policy import CallArrived, CallFinished, PoolState, WaitingCall
 from agentflow.events import Event
 from agentflow.runtime import Runtime
 
@@ -125,9 +126,9 @@ class Engine:
         limit = request.target if spec.max_new_tokens is None else max(spec.max_new_tokens, request.target)
         request.token_limit = min(limit, most - request.prompt - 1)
         request.call = self.runtime.call(workflow, agent, branch, request.rid)
-        self.tree.changed(workflow)
         if self.runtime.watches_nodes:
             self.runtime.observe(CallArrived(request.rid, request.call, request.prompt))
+        self.tree.changed(workflow)
         self.waiting.append(request)
         if not self._full or not self.running:
             self._wake(now)
@@ -148,11 +149,8 @@ class Engine:
 
     def _step(self, now: float) -> None:
         self._began = now
-        if self.runtime.acts:
-            self._carry_out(self.runtime.act(), now)
+        self._turn(now)
         self._settle_transfers(now)
-        if self.runtime.watches_nodes:
-            self.runtime.observe(self._pool())
         if self._chunked is not None:
             self._checkpoint(self._chunked, self._chunked.filled, now)
             self._submit_writes(now)
@@ -174,6 +172,17 @@ class Engine:
                 return
         self._ratio = self.spec.new_token_ratio
         self._idle(now)
+
+    def _turn(self, now: float) -> None:
+        """The policies' turn between two steps. Effects take slots that a prefill under way, or one that waits, was
+        promised, so they are asked for only while there is none."""
+        runtime = self.runtime
+        for workflow in runtime.rescored():
+            self.tree.changed(workflow)
+        if runtime.watches_pool:
+            runtime.observe(self._pool())
+        if runtime.acts and not self.waiting and self._chunked is None:
+            carry_out(self.tree, runtime.act(), lambda node, tokens: self._load(node, tokens, now))
 
     def _pool(self) -> PoolState:
         spec, tree = self.spec, self.tree
@@ -525,8 +534,6 @@ class Engine:
 
     def _done(self, request: Request, now: float) -> None:
         request.finished = now
-        if request.call.thread is not None:
-            self.tree.changed(request.call.thread.workflow.id)
         if self.runtime.watches_nodes:
             began = request.first_token >= 0
             self.runtime.observe(
@@ -542,6 +549,8 @@ class Engine:
                     reload_seconds=self.cost.transfer(request.cached_host) if request.cached_host else 0.0,
                 )
             )
+        if request.call.thread is not None:
+            self.tree.changed(request.call.thread.workflow.id)
         self._finished(request, now)
 
     # -- transfers -------------------------------------------------------------------------------------
@@ -564,30 +573,3 @@ class Engine:
             self.tree.unlock(self._to_host.popleft()[1])
         while self._to_device and self._to_device[0][0] <= now:
             self.tree.unlock(self._to_device.popleft()[1])
-
-    def _carry_out(self, effects: Sequence[Effect], now: float) -> None:
-        """Prefetches, highest value first, into free space only; the rest is refused and counted."""
-        runtime, tree = self.runtime, self.tree
-        for effect in sorted(effects, key=lambda e: -e.value):
-            node = tree.nodes.get(effect.node)
-            needed = 0
-            above = node
-            while above is not None and not above.device:
-                needed += above.tokens
-                above = above.parent
-            loaded = tree.load_back(node) if node is not None and 0 < needed <= tree.free else 0
-            runtime.counters["prefetches" if loaded else "prefetches_refused"] += 1
-            if not loaded or node is None:
-                continue
-            self._load(node, loaded, now)
-            decision = runtime.log.add(
-                "prefetch",
-                time=runtime.clock(),
-                policy=runtime.name,
-                reason=effect.reason,
-                tokens=needed,
-                node=effect.node,
-                workflows=tuple({t.workflow.id: None for t in list(node.record.owners)[:8]}),
-                terms={"value": effect.value},
-            )
-            node.record.prefetched_by = decision.seq

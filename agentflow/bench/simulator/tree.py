@@ -9,7 +9,7 @@ Page size is 1 token.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from agentflow.bench.simulator.config import EngineSpec
 from agentflow.bench.simulator.content import Content
@@ -225,17 +225,19 @@ class Tree:
                 self._update(at)
             at = at.parent
 
-    def make_room(self, tokens: int) -> bool:
-        """Evict until ``tokens`` slots are free, or nothing is left to evict. Says whether they are."""
+    def make_room(self, tokens: int, gives_way: Callable[[Node], bool] | None = None) -> bool:
+        """Evict until ``tokens`` slots are free, nothing is left to evict, or the leaf to go next is one that does
+        not give way. Says whether they are free."""
         if self.free >= tokens:
             return True
         if self.evictable <= 0:
             return False
         self._start(self.device_leaves)
         while self.free < tokens:
-            record = self.device_leaves.pop()
-            if record is None:
+            record = self.device_leaves.lowest()
+            if record is None or (gives_way is not None and not gives_way(self.nodes[record.id])):
                 return False
+            self.device_leaves.pop()
             self._evict(self.nodes[record.id])
         return True
 
