@@ -105,7 +105,7 @@ def compare(
 
 
 def measure_speed(trace: Trace, *, rounds: int = 30) -> dict[str, float]:
-    """Milliseconds of processor time of one pass over 64 live workflows on one core; each learned a transition before."""
+    """Milliseconds of processor time of one pass over 64 live workflows on one core; each learned a step before."""
     runs = runs_of(trace)
     forecaster = Forecaster(train(runs, Settings(epochs=1), edges=trace.edges))
     rng = random.Random(0)

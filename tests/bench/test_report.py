@@ -265,8 +265,8 @@ def test_in_a_browser_nothing_overflows_and_nothing_is_complained_about(html: st
         [
             browser(), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
             "--disable-background-networking", "--disable-component-update", "--allow-file-access-from-files",
-            "--enable-logging=stderr", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,1000",
-            "--virtual-time-budget=5000", "--dump-dom", frame.as_uri(),
+            "--enable-logging=stderr", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'profile'}",
+            "--window-size=1400,1000", "--virtual-time-budget=5000", "--dump-dom", frame.as_uri(),
         ],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
