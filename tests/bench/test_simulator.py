@@ -24,7 +24,10 @@ from agentflow.bench.simulator import run as run_module
 from agentflow.bench.simulator.speed import load, main
 from agentflow.bench.traces.model import Span, Trace, TraceCall, TraceTool, TraceWorkflow
 from agentflow.cache.policy import (
+    CallArrived,
     CallFinished,
+    Evicted,
+    Loaded,
     Observation,
     Policy,
     PolicySpec,
@@ -331,6 +334,31 @@ def test_policies_hear_of_workflows_agents_tools_and_the_pool():
     seqs = [o.seq for _, o in Watcher.seen if isinstance(o, Event)]
     assert seqs == sorted(set(seqs))
     assert {o.total for _, o in Watcher.seen if isinstance(o, PoolState)} == {1_000}
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        (0, [("p", "device", False), ("q", "device", False)]),
+        (300, [("p", "device", True), ("q", "device", True), ("p", "loaded", True)]),
+        (100, [("p", "device", True), ("p", "host", False), ("q", "device", True), ("q", "host", False)]),
+    ],
+)
+def test_policies_hear_what_leaves_a_tier_and_what_comes_back(host, expected):
+    """Pool 100: p (40), q (80), p again. A host of 100 drops p when q is copied to it, and q when p is."""
+    made = [workflow(f"{n}{at}", call("1", [(n, size)], 1), arrival=at) for n, size, at in
+            [("p", 40, 0.0), ("q", 80, 100.0), ("p", 40, 200.0)]]  # fmt: skip
+    serve(*made, pool=100, host_tokens=host, policies=[f"{HERE}:Watcher"])
+    heard = []
+    for _, seen in Watcher.seen:
+        if isinstance(seen, Evicted | Loaded):
+            name = "q" if seen.node.tokens == 80 else "p"
+            heard.append((name, seen.tier, seen.kept) if isinstance(seen, Evicted) else (name, "loaded", True))
+    assert heard == expected
+    arrived, finished = (
+        [o.request for _, o in Watcher.seen if isinstance(o, kind)] for kind in (CallArrived, CallFinished)
+    )
+    assert arrived == finished == ["p0.0/1", "q100.0/1", "p200.0/1"]
 
 
 # -- arrivals and clusters -----------------------------------------------------------------------------
