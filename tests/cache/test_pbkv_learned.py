@@ -114,6 +114,7 @@ def test_the_same_seed_gives_the_same_network() -> None:
         train(some[:9])
 
 
+@pytest.mark.slow
 def test_hidden_states_tell_apart_equal_paths() -> None:
     learned = train(runs(by_intent, 120, 1), fast(hidden=SIZE))
     forecaster = Forecaster(learned)

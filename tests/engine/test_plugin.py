@@ -29,6 +29,7 @@ def small(engine: EmbeddedEngine) -> Iterator[EmbeddedEngine]:
 
 def limit(engine: EmbeddedEngine, policies: list[str], *, device: int = POOL, host: int = 1) -> None:
     engine.flush()
+    engine.configure(reset=True)  # waits until the last call has left the scheduler
     engine.control(
         "configure",
         {"policies": policies, "reset": True, "audit": True, "device_tokens": device, "host_tokens": host},

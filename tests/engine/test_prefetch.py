@@ -23,6 +23,7 @@ def two_tiers(engine: EmbeddedEngine) -> Iterator[EmbeddedEngine]:
 
 def use(engine: EmbeddedEngine, policy: str) -> None:
     engine.flush()
+    engine.configure(reset=True)  # waits until the last call has left the scheduler
     pbkv = {"name": policy, "threshold": 0.2}
     engine.control(
         "configure",

@@ -28,6 +28,7 @@ from agentflow.events import WorkflowEnded, WorkflowStarted
 
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.slow,  # a server of its own: part of `make test-all`
     pytest.mark.skipif(sys.platform != "linux", reason="SGLang runs on Linux"),
 ]
 POOL_TOKENS = 2048

@@ -84,9 +84,10 @@ async def test_a_cancelled_run_frees_the_engine(engine: Any) -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    for _ in range(100):
+    for _ in range(500):
+        await engine.aflush()
         stats = await engine.astats()
-        if not stats.running:
+        if not stats.running and not stats.workflows_live:
             break
         await asyncio.sleep(0.01)
     assert stats.running == 0

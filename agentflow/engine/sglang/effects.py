@@ -15,21 +15,27 @@ __all__ = ["carry_out"]
 
 
 def carry_out(cache: AgentRadixCache, effects: Sequence[Effect]) -> None:
-    """Carry out what can be, highest value first; the rest is counted as refused."""
+    """Carry out what can be, highest value first; the rest is counted as refused. What was queued starts as one."""
+    queued = False
     for effect in sorted(effects, key=lambda e: -e.value):
         cache.tree_core.cause = f"prefetch of node {effect.node}"
         try:
             done = _prefetch(cache, effect)
         finally:
             cache.tree_core.cause = None
+        queued = queued or done
         cache.runtime.counters["prefetches" if done else "prefetches_refused"] += 1
+    if queued:
+        cache.start_prefetches()
 
 
 def _prefetch(cache: AgentRadixCache, effect: Prefetch) -> bool:
-    """Start loading a node's KV, and that of its ancestors, from the host."""
+    """Queue the load of a node's KV, and that of its ancestors, from the host."""
     core = cache.tree_core
     node = core._node_arena.get(effect.node)
     if node is None or not node.evicted or not node.backuped or cache.cache_controller is None:
+        return False
+    if not cache.has_free_load_back_slot():
         return False
     path = []
     above = node
@@ -41,7 +47,6 @@ def _prefetch(cache: AgentRadixCache, effect: Prefetch) -> bool:
         return False
     if not cache.load_back(effect.node):
         return False
-    cache.ready_to_load_host_cache()
     record = core.record(node)
     decision = cache.runtime.log.add(
         "prefetch",

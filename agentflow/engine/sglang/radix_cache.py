@@ -45,6 +45,8 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
     tree_core: AgentTreeCore
     #: Text of token ids, for callers that send no events and whose tools are read from their answers.
     decode: Callable[[Sequence[int]], str] | None = None
+    #: The load that prefetches started last, -1 when none is under way.
+    _prefetching = -1
     #: Set aside while comparing pool sizes; emptying the cache gives it back.
     ballast = Ballast()
 
@@ -66,6 +68,7 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
 
     def reset(self) -> None:
         self.ballast = Ballast()
+        self._prefetching = -1
         super().reset()
 
     # -- what the scheduler tells ----------------------------------------------------------------------
@@ -104,6 +107,22 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
             self.runtime.observe(CallArrived(req.rid, call, len(req.origin_input_ids)))
         if at.workflow is not None:
             self.tree_core.heard_of(at.workflow)
+
+    def start_prefetches(self) -> None:
+        """Start the loads that were queued for prefetching."""
+        self._prefetching = super().ready_to_load_host_cache()
+
+    def ready_to_load_host_cache(self) -> int:
+        """What the next prefill must wait for, layer by layer: its own loads, else a prefetch under way.
+
+        Loads run in order, so whoever waits for a later one has waited for the prefetch too.
+        """
+        index = super().ready_to_load_host_cache()
+        if index >= 0 or self._prefetching < 0:
+            return int(index)
+        if self.is_load_back_event_done(self._prefetching):
+            self._prefetching = -1
+        return self._prefetching
 
     def init_load_back(self, params: Any) -> Any:
         self.tree_core.cause = params.req.rid if params.req is not None else None

@@ -112,7 +112,7 @@ def check_radix_cache_methods() -> None:
     assert parameters(UnifiedRadixCache.init_load_back) == {"self", "params"}
     for name in (
         "reset", "insert", "inc_lock_ref", "evictable_size", "protected_size", "sanity_check",
-        "ready_to_load_host_cache", "_evict_device_leaf",
+        "ready_to_load_host_cache", "has_free_load_back_slot", "is_load_back_event_done", "_evict_device_leaf",
     ):  # fmt: skip
         assert callable(getattr(UnifiedRadixCache, name)), name
 

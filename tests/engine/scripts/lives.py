@@ -63,6 +63,7 @@ def kill_with_calls_in_flight(step: str, pid: int) -> None:
     tell(step, errors=errors, seconds=seconds, later=later, alive=engine.health().alive, message=messages[-1])
 
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
 messages: list[str] = []
 made: list[EmbeddedEngine] = []
 starter = threading.Thread(  # a thread that ends: the engine must not end with it
