@@ -17,11 +17,10 @@ from agentflow.bench.simulator import (
     SimResult,
     engine_of,
     informed,
-    percentile,
     simulate,
 )
 from agentflow.bench.simulator import run as run_module
-from agentflow.bench.simulator.speed import load, main
+from agentflow.bench.simulator.speed import load
 from agentflow.bench.traces.model import Span, Trace, TraceCall, TraceTool, TraceWorkflow
 from agentflow.cache.policy import (
     CallArrived,
@@ -36,7 +35,6 @@ from agentflow.cache.policy import (
     WaitingCall,
     policy_names,
 )
-from agentflow.errors import UsageError
 from agentflow.events import AgentStarted, Event, StateSuperseded, ToolEnded, ToolStarted, WorkflowEnded
 
 #: A second a token of prefill, a hundredth a decode step, a thousandth a token moved between the tiers.
@@ -584,36 +582,7 @@ def test_policies_are_told_what_the_trace_knows():
     ]
 
 
-def test_errors_say_what_is_wrong():
-    with pytest.raises(UsageError, match="waits for 9, which is not before it"):
-        serve(workflow("w", call("1", [("p", 1)], 1, wait_for=("9",))))
-    with pytest.raises(UsageError, match="two calls 1"):
-        serve(workflow("w", call("1", [("p", 1)], 1), call("1", [("p", 1)], 1)))
-    with pytest.raises(UsageError, match="two workflows w"):
-        serve(workflow("w"), workflow("w"))
-    with pytest.raises(UsageError, match="unknown policy 'nothing'"):
-        serve(workflow("w", call("1", [("p", 1)], 1)), policies=["nothing"])
-    with pytest.raises(UsageError, match="at least 16"):
-        EngineSpec(pool_tokens=3)
-    with pytest.raises(UsageError, match="must be positive"):
-        Arrivals(rate=0.0)
-    with pytest.raises(UsageError, match="at least one engine"):
-        serve(workflow("w", call("1", [("p", 1)], 1)), engines=0)
-
-
 def test_a_load_without_calls_is_over_at_once():
     assert serve().summary()["hit_rate"] == 0.0
     empty = serve(workflow("w"))
     assert (len(empty.workflows), empty.calls) == (1, [])
-
-
-def test_percentiles():
-    assert percentile([], 50) == 0.0
-    assert percentile([3.0, 1.0, 2.0], 50) == 2.0
-    assert percentile([0.0, 10.0], 90) == pytest.approx(9.0)
-
-
-def test_the_speed_command_runs(capsys):
-    assert main(["--workflows", "20", "--calls", "3", "--within", "300"]) == 0
-    assert capsys.readouterr().out.count('"calls": 60') == 2
-    assert main(["--workflows", "5", "--calls", "2", "--policies", "lru", "--within", "0"]) == 1

@@ -16,7 +16,7 @@ from agentflow.bench.simulator.tree import Node, Tree
 from agentflow.bench.traces.model import Span
 from agentflow.runtime import Runtime
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]  # importing SGLang takes longer than the tests
 POOL = 400
 
 

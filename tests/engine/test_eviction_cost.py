@@ -4,7 +4,7 @@ import pytest
 
 from agentflow.engine.sglang.arguments import RADIX_CACHE
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]  # importing SGLang takes longer than the tests
 
 
 def test_a_decision_costs_no_more_than_sglangs(capfd: pytest.CaptureFixture[str]) -> None:
