@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import agentflow
 from agentflow.engine.guard import forbid_real_engines
 
 ROOT = Path(__file__).parent.parent
@@ -109,3 +110,8 @@ def test_links_to_files_lead_somewhere(page: Path) -> None:
 
 def test_the_readme_shows_code() -> None:
     assert blocks(ROOT / "README.md"), "README.md has no Python block"
+
+
+def test_every_public_name_is_in_the_guide() -> None:
+    text = (ROOT / "docs" / "guides" / "api.md").read_text(encoding="utf-8")
+    assert [n for n in agentflow.__all__ if f"`{n}`" not in text and n != "__version__"] == []

@@ -44,14 +44,15 @@ class Reading:
         if meta["finish_reason"] is None:
             return Chunk(text=text, token_ids=tuple(ids))
         self.done = True
+        reply = wire.reply_of(meta)
         completion = Completion(
             request_id=self._call.request_id,
             text=self._text,
             token_ids=tuple(self.ids),
             finish=finish_of(meta),
             usage=usage_of(meta),
-            timings=Timings(queue=meta.get("queue_time") or 0.0, first_token=self._first, total=now),
-            decisions=wire.decisions_of(meta),
+            timings=Timings(queue=reply.queue_seconds, first_token=self._first, total=now),
+            decisions=reply.decisions,
             model=self._model,
         )
         return Chunk(text=text, token_ids=tuple(ids), completion=completion)

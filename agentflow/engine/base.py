@@ -108,7 +108,7 @@ class Sampling:
             bad.append(f"stop must be a list of strings, got {self.stop!r}")
         if bad:
             raise BadSampling("; ".join(bad))
-        if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
+        if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 1:
             bad.append(f"max_tokens must be an integer of at least 1, got {self.max_tokens!r}")
         if not 0.0 <= self.temperature <= 100.0:  # also refuses NaN
             bad.append(f"temperature must be between 0 and 100, got {self.temperature!r}")

@@ -14,24 +14,23 @@ import json
 import os
 import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
-from agentflow.cache.decision import Decision
 from agentflow.cache.policy import PolicySpec, check_policies
 from agentflow.engine._embedded_checks import Health, check_ids, check_platform, time_limit
 from agentflow.engine._events_buffer import EventBuffer
 from agentflow.engine._host_process import HostProcess
 from agentflow.engine._portal import Portal
-from agentflow.engine.base import Call, Chunk, Completion, Engine, EngineStats, Timings, Tokenizer, check_call
+from agentflow.engine._portal_engine import PortalEngine
+from agentflow.engine.base import Call, Chunk, Completion, Timings, check_call
 from agentflow.engine.guard import check_real_engine_allowed
 from agentflow.engine.hf_tokenizer import load_tokenizer
 from agentflow.engine.models import resolve_model
-from agentflow.engine.sglang import control, wire
+from agentflow.engine.sglang import wire
 from agentflow.engine.sglang.arguments import POLICIES_ENV, ServerOptions
 from agentflow.engine.sglang.requests import finish_of, request_error, sampling_params, usage_of
 from agentflow.errors import (
-    BadRequest,
     EngineClosed,
     EngineDied,
     EngineFailure,
@@ -48,7 +47,7 @@ BUSY_LIMIT = 2.0
 _engines: weakref.WeakSet[EmbeddedEngine] = weakref.WeakSet()
 
 
-class EmbeddedEngine(Engine):
+class EmbeddedEngine(PortalEngine):
     """SGLang on this machine, with the cache policies ``policies`` (strongest first): names, or mappings of ``name``
     and options.
 
@@ -120,31 +119,9 @@ class EmbeddedEngine(Engine):
     # -- calls -------------------------------------------------------------------------------------------
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        return self._tokenizer
-
-    @property
     def pool_tokens(self) -> int:
         """Slots of the device pool, in tokens."""
         return int(self._facts["pool_tokens"])
-
-    async def agenerate(self, call: Call) -> Completion:
-        self._check_call(call)
-        return await self._portal.arun(self._generate(call))
-
-    def generate(self, call: Call) -> Completion:
-        self._check_call(call)
-        return self._portal.run(self._generate(call))
-
-    async def astream(self, call: Call) -> AsyncIterator[Chunk]:
-        self._check_call(call)
-        async with contextlib.aclosing(self._portal.astream(self._outcome(call, stream=True))) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    def stream(self, call: Call) -> Iterator[Chunk]:
-        self._check_call(call)
-        yield from self._portal.stream(self._outcome(call, stream=True))
 
     def abort(self, request_id: str) -> None:
         self._portal.call_soon(lambda: self._host.send(("abort", request_id)))
@@ -154,48 +131,6 @@ class EmbeddedEngine(Engine):
     def emit(self, event: Event) -> None:
         if not self._options.stock_cache:
             self._events.put(event)
-
-    async def aflush(self) -> None:
-        self._check_usable()
-        await self._portal.arun(self._events.aflush())
-
-    def flush(self) -> None:
-        self._check_usable()
-        self._portal.run(self._events.aflush())
-
-    async def astats(self) -> EngineStats:
-        return control.stats(await self.acontrol("stats"))
-
-    def stats(self) -> EngineStats:
-        return control.stats(self.control("stats"))
-
-    def decisions(self, *, since: int = 0) -> list[Decision]:
-        return control.decisions(self.control("decisions", {"since": since}))
-
-    async def aconfigure(self, *, policies: Sequence[PolicySpec] | None = None, reset: bool = False) -> None:
-        """Change the cache policies; ``reset`` also empties the cache, the ledger and the counters.
-
-        Calls that run are not disturbed; a reset waits up to ``BUSY_LIMIT`` seconds for the engine to be idle (a
-        call that has just ended is cleared away a moment later). An unknown policy, or a reset of an engine that
-        stays busy, raises :class:`~agentflow.errors.EngineFailure` and changes nothing.
-        """
-        self._check_usable()
-        await self._portal.arun(self._configure(policies, reset))
-
-    def configure(self, *, policies: Sequence[PolicySpec] | None = None, reset: bool = False) -> None:
-        """Like :meth:`aconfigure`, blocking this thread."""
-        self._check_usable()
-        self._portal.run(self._configure(policies, reset))
-
-    async def acontrol(self, method: str, body: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        """A control request to every scheduler (see :mod:`agentflow.engine.sglang.control`), one reply each."""
-        self._check_usable()
-        return await self._portal.arun(self._control(method, body or {}))
-
-    def control(self, method: str, body: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Like :meth:`acontrol`, blocking this thread."""
-        self._check_usable()
-        return self._portal.run(self._control(method, body or {}))
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -257,20 +192,11 @@ class EmbeddedEngine(Engine):
         self._finalizer = weakref.finalize(self, _end, self._portal, [self._host], self._pid)
         await self._start(self._host)
 
-    async def _generate(self, call: Call) -> Completion:
-        last: Chunk | None = None
-        async with contextlib.aclosing(self._outcome(call, stream=False)) as chunks:
-            async for chunk in chunks:
-                last = chunk
-        if last is None or last.completion is None:
-            raise EngineFailure("the engine gave no answer")
-        return last.completion
-
     async def _outcome(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         """Chunks of a call as they come; without ``stream`` a single one. Leaving it early stops the work."""
         if self._death is not None:
             raise self._death
-        self._check_id(call.request_id)
+        self._check_id(call.request_id, self._outputs)
         outputs: asyncio.Queue[tuple[Any, ...] | Exception] = asyncio.Queue()
         self._outputs[call.request_id] = outputs
         host, begun = self._host, time.perf_counter()
@@ -292,6 +218,7 @@ class EmbeddedEngine(Engine):
                         yield Chunk(text=new_text, token_ids=tuple(new_ids))
                         continue
                     done = True
+                    reply = wire.reply_of(meta)
                     completion = Completion(
                         request_id=call.request_id,
                         text="".join(text),
@@ -299,9 +226,9 @@ class EmbeddedEngine(Engine):
                         finish=finish_of(meta),
                         usage=usage_of(meta),
                         timings=Timings(
-                            queue=meta.get("queue_time") or 0.0, first_token=first, total=time.perf_counter() - begun
+                            queue=reply.queue_seconds, first_token=first, total=time.perf_counter() - begun
                         ),
-                        decisions=wire.decisions_of(meta),
+                        decisions=reply.decisions,
                         model=self.model,
                     )
                     yield Chunk(text=new_text, token_ids=tuple(new_ids), completion=completion)
@@ -319,15 +246,6 @@ class EmbeddedEngine(Engine):
             "kv_hints": wire.hints(call, self._events.drain()),
         }
 
-    def _check_id(self, request_id: str) -> None:
-        # SGLang aborts by prefix of the id: ids that begin alike would stop each other's calls.
-        for other in self._outputs:
-            if other.startswith(request_id) or request_id.startswith(other):
-                raise BadRequest(
-                    f"request_id {request_id!r} begins like {other!r}, which is running: ids must not be prefixes of"
-                    " one another (leave request_id out to get a fresh one)"
-                )
-
     async def _control(self, method: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         if self._death is not None:
             raise self._death
@@ -341,8 +259,6 @@ class EmbeddedEngine(Engine):
             self._replies.pop(number, None)
 
     async def _configure(self, policies: Sequence[PolicySpec] | None, reset: bool) -> None:
-        if isinstance(policies, str):
-            check_policies(policies)  # says how to write one
         wanted = self.policies if policies is None else tuple(policies)
         deadline = time.monotonic() + BUSY_LIMIT
         while True:

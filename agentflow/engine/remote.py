@@ -12,20 +12,20 @@ import contextlib
 import logging
 import weakref
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from agentflow.cache.decision import Decision
-from agentflow.cache.policy import PolicySpec, check_policies
+from agentflow.cache.policy import PolicySpec
 from agentflow.engine._events_buffer import EventBuffer
 from agentflow.engine._portal import Portal
+from agentflow.engine._portal_engine import PortalEngine
 from agentflow.engine._reading import Reading, following
 from agentflow.engine._server import Server, TransientError
-from agentflow.engine.base import Call, Chunk, Completion, Engine, EngineStats, Tokenizer, check_call
+from agentflow.engine.base import Call, Chunk, EngineStats, Tokenizer, check_call
 from agentflow.engine.guard import check_real_engine_allowed
 from agentflow.engine.hf_tokenizer import load_tokenizer
-from agentflow.engine.sglang import control, wire
+from agentflow.engine.sglang import wire
 from agentflow.engine.sglang.requests import sampling_params
 from agentflow.errors import (
     BadRequest,
@@ -53,7 +53,7 @@ class _Running:
     aborted: bool = False
 
 
-class RemoteEngine(Engine):
+class RemoteEngine(PortalEngine):
     """The SGLang server at ``url`` (``http://host:30000``).
 
     ``tokenizer`` is a tokenizer, or a folder or Hugging Face id to load it from; None takes the one that the
@@ -109,28 +109,6 @@ class RemoteEngine(Engine):
 
     # -- calls -------------------------------------------------------------------------------------------
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._tokenizer
-
-    async def agenerate(self, call: Call) -> Completion:
-        self._check_call(call)
-        return await self._portal.arun(self._generate(call))
-
-    def generate(self, call: Call) -> Completion:
-        self._check_call(call)
-        return self._portal.run(self._generate(call))
-
-    async def astream(self, call: Call) -> AsyncGenerator[Chunk, None]:
-        self._check_call(call)
-        async with contextlib.aclosing(self._portal.astream(self._outcome(call, stream=True))) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    def stream(self, call: Call) -> Iterator[Chunk]:
-        self._check_call(call)
-        yield from self._portal.stream(self._outcome(call, stream=True))
-
     def abort(self, request_id: str) -> None:
         self._portal.call_soon(self._abort, request_id)
 
@@ -138,45 +116,6 @@ class RemoteEngine(Engine):
 
     def emit(self, event: Event) -> None:
         self._events.put(event)
-
-    async def aflush(self) -> None:
-        self._check_usable()
-        await self._portal.arun(self._events.aflush())
-
-    def flush(self) -> None:
-        self._check_usable()
-        self._portal.run(self._events.aflush())
-
-    async def astats(self) -> EngineStats:
-        """The server's snapshot; ``counters`` also hold what happened on this side (``remote_*``)."""
-        return self._with_own(control.stats(await self.acontrol("stats")))
-
-    def stats(self) -> EngineStats:
-        return self._with_own(control.stats(self.control("stats")))
-
-    def decisions(self, *, since: int = 0) -> list[Decision]:
-        return control.decisions(self.control("decisions", {"since": since}))
-
-    async def aconfigure(self, *, policies: Sequence[PolicySpec] | None = None, reset: bool = False) -> None:
-        """Change the server's cache policies; ``reset`` also empties its cache, ledger and counters.
-
-        Raises :class:`~agentflow.errors.EngineFailure` when the server has no plugin, or refuses.
-        """
-        self._require_plugin(await self.acontrol("configure", _configuration(policies, reset)))
-
-    def configure(self, *, policies: Sequence[PolicySpec] | None = None, reset: bool = False) -> None:
-        """Like :meth:`aconfigure`, blocking this thread."""
-        self._require_plugin(self.control("configure", _configuration(policies, reset)))
-
-    async def acontrol(self, method: str, body: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        """A control request (see :mod:`agentflow.engine.sglang.control`); no reply from a server without plugin."""
-        self._check_usable()
-        return await self._portal.arun(self._control(method, body or {}))
-
-    def control(self, method: str, body: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Like :meth:`acontrol`, blocking this thread."""
-        self._check_usable()
-        return self._portal.run(self._control(method, body or {}))
 
     # -- life ----------------------------------------------------------------------------------------------
 
@@ -223,18 +162,9 @@ class RemoteEngine(Engine):
             self._without_plugin()
         return named
 
-    async def _generate(self, call: Call) -> Completion:
-        last: Chunk | None = None
-        async with contextlib.aclosing(self._outcome(call, stream=False)) as chunks:
-            async for chunk in chunks:
-                last = chunk
-        if last is None or last.completion is None:
-            raise RemoteError("the server gave no answer")
-        return last.completion
-
     async def _outcome(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         """Chunks of a call as they come; without ``stream`` a single one. Leaving it early stops the work."""
-        self._check_id(call.request_id)
+        self._check_id(call.request_id, self._running)
         running = self._running[call.request_id] = _Running(call.request_id)
         reading = Reading(call, self.model, incremental=self._incremental and stream)
         limit = call.time_limit if call.time_limit is not None else self.time_limit
@@ -301,6 +231,13 @@ class RemoteEngine(Engine):
         replies: list[dict[str, Any]] = answer["replies"]
         return replies
 
+    async def _configure(self, policies: Sequence[PolicySpec] | None, reset: bool) -> None:
+        body = {"policies": None if policies is None else list(policies), "reset": reset}
+        if not await self._control("configure", body):
+            raise EngineFailure(
+                f"the SGLang server at {self._server.url} runs without agentflow's plugin and has no policies to change"
+            )
+
     def _without_plugin(self) -> None:
         self.has_plugin = False
         self._counters["plugin_missing"] += 1
@@ -358,22 +295,8 @@ class RemoteEngine(Engine):
         if self._closed:
             raise EngineClosed("the engine was closed; make a new one to go on")
 
-    def _check_id(self, request_id: str) -> None:
-        # SGLang aborts by prefix of the id: ids that begin alike would stop each other's calls.
-        for other in self._running:
-            if other.startswith(request_id) or request_id.startswith(other):
-                raise BadRequest(
-                    f"request_id {request_id!r} begins like {other!r}, which is running: ids must not be prefixes of"
-                    " one another (leave request_id out to get a fresh one)"
-                )
-
-    def _require_plugin(self, replies: Sequence[Mapping[str, Any]]) -> None:
-        if not replies:
-            raise EngineFailure(
-                f"the SGLang server at {self._server.url} runs without agentflow's plugin and has no policies to change"
-            )
-
     def _with_own(self, stats: EngineStats) -> EngineStats:
+        """The server's snapshot; ``counters`` also hold what happened on this side (``remote_*``)."""
         own = {f"remote_{name}": n for name, n in self._counters.items()}
         own |= {"remote_retries": self._server.retried, "remote_events_dropped": self._events.dropped}
         return replace(stats, counters={**stats.counters, **own})
@@ -393,12 +316,6 @@ async def _limited(limit: float | None, what: str) -> AsyncGenerator[None, None]
         raise EngineTimeout(
             f"{what} its time limit of {limit:g} seconds; it was aborted, and what it had computed stays cached"
         ) from None
-
-
-def _configuration(policies: Sequence[PolicySpec] | None, reset: bool) -> dict[str, Any]:
-    if isinstance(policies, str):
-        check_policies(policies)  # says how to write one
-    return {"policies": None if policies is None else list(policies), "reset": reset}
 
 
 def _forced_tokens() -> str:

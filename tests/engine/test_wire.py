@@ -72,11 +72,11 @@ def test_decisions_come_back_from_meta_info() -> None:
         seq=4, time=1.5, kind="evict", policy="lifecycle", reason="retired", tokens=7, node=3, workflows=("w",),
         agents=("a",), request="r", terms={"active": 0.0}, outcome="regretted",
     )  # fmt: skip
-    meta = {"agentflow": [None, None, wire.reply([decision])]}
-    assert wire.decisions_of(meta) == (decision,)
+    meta = {"agentflow": [None, None, wire.reply([decision], queue_seconds=0.25)]}
+    assert wire.reply_of(meta) == ((decision,), 0.25)
 
 
 @given(JSON)
 def test_a_garbled_reply_gives_no_decisions(raw: object) -> None:
-    assert wire.decisions_of({"agentflow": raw}) == ()
-    assert wire.decisions_of({"agentflow": [json.dumps(raw)]}) == ()
+    assert wire.reply_of({"agentflow": raw}) == wire.Reply()
+    assert wire.reply_of({"agentflow": [json.dumps(raw)]}) == wire.Reply()

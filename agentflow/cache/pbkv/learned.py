@@ -82,7 +82,7 @@ class Learned:
         self._chain = Markov(edges=edges, **dict(markov or {}))  # type: ignore[arg-type]
         self._numbers: dict[str, int] = {}
         self._asked = 0
-        self._desk = _Desk(self.name, path, refresh, capacity)
+        self._desk = _Desk(self.name, path, refresh, capacity, inline)
         for agent, following in (edges or {}).items():
             self._desk.take_in(("prior", (agent, tuple(following))))
         if path is None or not Path(path).is_file():
@@ -90,8 +90,7 @@ class Learned:
         elif inline:
             self._desk.load()
         else:
-            self._desk.start()
-            weakref.finalize(self, self._desk.close)
+            weakref.finalize(self, self._desk.close)  # it starts when the predictor is first used
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -101,11 +100,13 @@ class Learned:
     @property
     def wants_hidden(self) -> bool:
         """Whether hidden states would be used. A file that is still being read may want them later."""
+        self._desk.wake()
         return self._desk.hidden_size > 0
 
     @property
     def ready(self) -> bool:
         """Whether the network is loaded."""
+        self._desk.wake()
         return self._desk.loaded.is_set() and not self._desk.degraded
 
     def learn(self, path: Sequence[str], following: str) -> None:
@@ -189,7 +190,8 @@ def _end_workers() -> None:
 class _Desk:
     """What the asking thread and the worker share, under one lock."""
 
-    def __init__(self, backbone: str, path: str | None, refresh: int, capacity: int) -> None:
+    def __init__(self, backbone: str, path: str | None, refresh: int, capacity: int, inline: bool) -> None:
+        self.inline = inline
         self.backbone = backbone
         self.path = path
         self.counters: Counter[str] = Counter()
@@ -220,6 +222,7 @@ class _Desk:
     def ask(self, workflow: str, question: _Question) -> str | None:
         """Leave a question, in place of an older one; returns the workflow whose question had to give way."""
         dropped = None
+        self.wake()
         with self._changed:
             self._open.pop(workflow, None)
             self._open[workflow] = question
@@ -242,6 +245,7 @@ class _Desk:
         return chain
 
     def settle(self, timeout: float) -> bool:
+        self.wake()
         with self._changed:
             return self._changed.wait_for(lambda: (not self._open and not self._busy) or self.degraded, timeout)
 
@@ -250,7 +254,11 @@ class _Desk:
             self._closed = True
             self._changed.notify_all()
 
-    def start(self) -> None:
+    def wake(self) -> None:
+        """Start the worker, once, unless all is inline. A predictor that is only made, to check options, has none."""
+        if self.worker is not None or self.inline or self.degraded or self._closed:
+            return
+        self._busy = True  # until the file is read
         self.worker = threading.Thread(target=self._work, name="agentflow-predictor", daemon=True)
         self.worker.start()
         _RUNNING.add(self)

@@ -11,13 +11,13 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentflow.cache.decision import Decision
 from agentflow.engine.base import Call, Coordinates, Segment
 from agentflow.events import MAX_FIELD_CHARS, Event, encode, read_events
 
-__all__ = ["CallHint", "META_KEY", "decisions_of", "hints", "read_hints", "reply"]
+__all__ = ["CallHint", "META_KEY", "Reply", "hints", "read_hints", "reply", "reply_of"]
 
 PROTOCOL = "agentflow/1"
 VERSION = "1"
@@ -37,6 +37,13 @@ class CallHint:
     at: Coordinates
     segments: tuple[Segment, ...] = ()
     time: float = 0.0
+
+
+class Reply(NamedTuple):
+    """What the scheduler says of a finished request: its decisions, and how long the request waited to run first."""
+
+    decisions: tuple[Decision, ...] = ()
+    queue_seconds: float = 0.0
 
 
 def hints(call: Call, events: Sequence[Event]) -> dict[str, Any]:
@@ -77,22 +84,24 @@ def read_hints(actions: Sequence[tuple[str, Any]], *, prompt_tokens: int) -> tup
     return hint, events, refused
 
 
-def reply(decisions: Sequence[Decision]) -> str:
+def reply(decisions: Sequence[Decision], *, queue_seconds: float = 0.0) -> str:
     """What the scheduler sends back with a finished request."""
-    return json.dumps([d.to_json() for d in decisions], separators=(",", ":"))
+    said = {"decisions": [d.to_json() for d in decisions], "queue": round(queue_seconds, 6)}
+    return json.dumps(said, separators=(",", ":"))
 
 
-def decisions_of(meta_info: Mapping[str, Any]) -> tuple[Decision, ...]:
-    """The decisions that a request's ``meta_info`` carries; empty where there are none or none readable."""
+def reply_of(meta_info: Mapping[str, Any]) -> Reply:
+    """What the scheduler said of a finished request in its ``meta_info``; an empty reply where nothing is readable."""
     raw = meta_info.get(META_KEY)
     if isinstance(raw, list | tuple):
         raw = raw[-1] if raw else None
     if not isinstance(raw, str):
-        return ()
+        return Reply()
     try:
-        return tuple(Decision.from_json(d) for d in json.loads(raw))
+        said = json.loads(raw)
+        return Reply(tuple(Decision.from_json(d) for d in said["decisions"]), float(said["queue"]))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return ()
+        return Reply()
 
 
 def _action(action_type: str, request_id: str, payload: dict[str, Any]) -> dict[str, Any]:
