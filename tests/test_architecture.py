@@ -37,6 +37,8 @@ RESERVED: dict[str, tuple[str, ...]] = {
     "torch_geometric": ("agentflow.cache.pbkv.geometric",),
     "torch": (
         "agentflow.cache.pbkv",
+        "agentflow.cache.kvcmas",
+        "agentflow.bench.kvcmas",
         "agentflow.bench.predictor_eval",
         "agentflow.engine.sglang",
         "agentflow.engine._gguf",

@@ -1,0 +1,86 @@
+"""The default model outside the engine: dense prefills, extensions of a cache, and recomputation inside one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from agentflow.cache.kvcmas.types import SegmentKV
+
+__all__ = ["DenseModel", "Extension", "joined"]
+
+
+class Extension(NamedTuple):
+    """KV of the tokens that were computed, and log-probabilities (positions kept, vocabulary)."""
+
+    kv: SegmentKV
+    logprobs: torch.Tensor
+
+
+def joined(*parts: SegmentKV) -> SegmentKV:
+    """KV of neighbouring spans as one."""
+    return SegmentKV(torch.cat([p.keys for p in parts], 1), torch.cat([p.values for p in parts], 1), parts[0].start)
+
+
+class DenseModel:
+    """A transformers model on the CPU in float32. ``config`` is its config.json as a dict."""
+
+    def __init__(self, path: str) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self._model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        self.config: dict[str, Any] = self._model.config.to_dict()
+
+    def ids(self, text: str) -> list[int]:
+        """Token ids of a piece of text, without special tokens added."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    @torch.inference_mode()
+    def extend(self, past: SegmentKV | None, tokens: Sequence[int], *, keep: int = 1) -> Extension:
+        """Compute ``tokens`` after ``past``, which starts at position 0; log-probabilities of the last ``keep``."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        before = 0
+        if past is not None:
+            before = past.tokens
+            for layer in range(past.keys.shape[0]):
+                cache.update(past.keys[layer].transpose(0, 1)[None], past.values[layer].transpose(0, 1)[None], layer)
+        out = self._model(
+            input_ids=torch.tensor([list(tokens)]),
+            position_ids=torch.arange(before, before + len(tokens))[None],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=max(keep, 1),
+        )
+        keys = torch.stack([layer.keys[0, :, before:].transpose(0, 1) for layer in cache.layers])
+        values = torch.stack([layer.values[0, :, before:].transpose(0, 1) for layer in cache.layers])
+        return Extension(SegmentKV(keys, values, before), out.logits[0].log_softmax(-1))
+
+    def recompute(
+        self, before: SegmentKV, segment: SegmentKV, tokens: Sequence[int], runs: Sequence[tuple[int, int]]
+    ) -> SegmentKV:
+        """``segment`` with the KV of ``runs`` of offsets computed through the model, each with all before it in place.
+
+        This is the order in which an engine can do it: one extend pass for each run.
+        """
+        whole = joined(before, segment)
+        for first, end in runs:
+            a, b = before.tokens + first, before.tokens + end
+            new = self.extend(SegmentKV(whole.keys[:, :a], whole.values[:, :a], 0), tokens[first:end]).kv
+            whole.keys[:, a:b], whole.values[:, a:b] = new.keys, new.values
+        return whole.part(before.tokens, whole.tokens)
+
+    def greedy(self, past: SegmentKV, tokens: Sequence[int], count: int) -> list[int]:
+        """The ``count`` most likely next tokens after ``past`` and ``tokens``, one by one."""
+        out: list[int] = []
+        fed = list(tokens)
+        while len(out) < count:
+            step = self.extend(past, fed)
+            past = joined(past, step.kv)
+            fed = [int(step.logprobs[-1].argmax())]
+            out += fed
+        return out
