@@ -26,6 +26,7 @@ __all__ = [
     "Engine",
     "EngineStats",
     "FinishReason",
+    "Reuse",
     "Sampling",
     "Segment",
     "Timings",
@@ -36,6 +37,8 @@ __all__ = [
 ]
 
 FinishReason = Literal["stop", "length", "abort"]
+#: Whether a call may use other agents' KV of shared segments, corrected: ``corrected``, or ``exact`` for not.
+Reuse = Literal["exact", "corrected"]
 
 
 def new_id(prefix: str) -> str:
@@ -138,6 +141,8 @@ class Call:
     sampling: Sampling = Sampling()
     request_id: str = field(default_factory=lambda: new_id("call"))
     time_limit: float | None = None
+    #: ``corrected`` opts in to KV of shared segments that is another agent's, corrected, and so only nearly exact.
+    reuse: Reuse = "exact"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,11 +17,11 @@ from agentflow.errors import EngineFailure
 __all__ = ["METHODS", "PREFIX", "call", "decisions", "stats"]
 
 PREFIX = "agentflow."
-#: Methods and the fields of their bodies: events {batch}, stats {}, decisions {since}, check {},
+#: Methods and the fields of their bodies: events {batch}, stats {}, decisions {since}, check {}, flush {},
 #: hidden {requests, keep} (hidden states of the last tokens of prompts, kept from ``keep`` true until false), and
-#: configure {policies, reset, audit, device_tokens, host_tokens}: with ``reset`` the cache is emptied and each
-#: tier may be limited to fewer tokens than it has.
-METHODS = frozenset({"events", "stats", "decisions", "configure", "check", "hidden"})
+#: configure {policies, reset, audit, device_tokens, host_tokens, correction}: with ``reset`` the cache is emptied and
+#: each tier may be limited to fewer tokens than it has; ``correction`` says how KV of shared segments is corrected.
+METHODS = frozenset({"events", "stats", "decisions", "configure", "check", "flush", "hidden"})
 
 
 async def call(tokenizer_manager: Any, method: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:

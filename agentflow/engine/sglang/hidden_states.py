@@ -23,7 +23,7 @@ import numpy.typing as npt
 from agentflow.cache.policy import Prefilled
 from agentflow.engine.sglang.radix_cache import AgentRadixCache
 
-__all__ = ["HiddenStates", "answer", "get_pruned_states", "hooks", "process_batch_result", "run_batch"]
+__all__ = ["HiddenStates", "answer", "get_pruned_states", "hooks", "process_batch_result", "rearranged", "run_batch"]
 
 logger = logging.getLogger("agentflow.engine")
 
@@ -66,6 +66,11 @@ class HiddenStates:
     def begin(self, places: dict[str, int] | None) -> None:
         """The next batch to run has these requests, whose prompts it ends, at these places; None: nothing to take."""
         self._current = places
+
+    def rearranged(self, places: list[int]) -> None:
+        """The requests at places 0, 1, ... of the batch under way stand at ``places`` of what is really run."""
+        if self._current:
+            self._current = {request: places[place] for request, place in self._current.items()}
 
     @property
     def waits(self) -> bool:
@@ -119,6 +124,11 @@ def answer(body: Mapping[str, Any]) -> dict[str, Any]:
             _STATES.clear()
     wanted: Iterable[str] = list(body.get("requests") or ())[:REPLY]
     return {"hidden": {r: _STATES.vectors[r].tolist() for r in wanted if r in _STATES.vectors}}
+
+
+def rearranged(places: list[int]) -> None:
+    """See :meth:`HiddenStates.rearranged`."""
+    _STATES.rearranged(places)
 
 
 def hooks() -> dict[str, Callable[..., Any]]:

@@ -25,9 +25,11 @@ def register() -> None:
         register_radix_cache_backend("agentflow", _create_cache)
     if multiprocessing.parent_process() is not None and "sglang.srt.managers.scheduler" in sys.modules:
         from agentflow.engine.sglang import scheduler
+        from agentflow.engine.sglang.correction import hooks as correction
 
-        for target, hook in scheduler.hooks().items():
-            HookRegistry.register(target, hook, HookType.AROUND)
+        for found in (scheduler.hooks(), correction.hooks()):
+            for target, hook in found.items():
+                HookRegistry.register(target, hook, HookType.AROUND)
     if multiprocessing.parent_process() is None and "agentflow.engine.sglang.launch" not in sys.modules:
         from agentflow.engine.sglang import http
 
@@ -36,6 +38,7 @@ def register() -> None:
 
 
 def _create_cache(ctx: object) -> object:
+    from agentflow.engine.sglang.correction.cache import CorrectingRadixCache
     from agentflow.engine.sglang.radix_cache import create
 
-    return create(ctx)
+    return create(ctx, CorrectingRadixCache)

@@ -102,7 +102,7 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
             self.observe(events, refused)
         at = hint.at if hint is not None else Coordinates()
         call = self.runtime.call(at.workflow, at.agent, at.branch, req.rid, priority=req.priority or 0)
-        req.agentflow = AgentRequest(call, self.runtime.log.last_seq, self.clock())
+        req.agentflow = AgentRequest(call, self.runtime.log.last_seq, self.clock(), hint)
         if self.runtime.watches_nodes:
             self.runtime.observe(CallArrived(req.rid, call, len(req.origin_input_ids)))
         if at.workflow is not None:
@@ -194,18 +194,21 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
 class AgentRequest:
     """What is kept on a request of SGLang: its call, the last decision before it came, and when it came."""
 
-    __slots__ = ("arrived", "call", "first_seq", "left")
+    __slots__ = ("arrived", "call", "correction", "first_seq", "hint", "left")
 
-    def __init__(self, call: CallRef, first_seq: int, arrived: float) -> None:
+    def __init__(self, call: CallRef, first_seq: int, arrived: float, hint: wire.CallHint | None = None) -> None:
         self.call = call
+        self.hint = hint
+        #: What of its prompt may be another agent's KV; None for an exact call.
+        self.correction: Any = None
         self.first_seq = first_seq
         self.arrived = arrived
         self.left = False
 
 
-def create(ctx: Any) -> Any:
-    """The factory that SGLang's registry calls. HiCache, if enabled, is attached by SGLang as usual."""
+def create(ctx: Any, made: type[AgentRadixCache] = AgentRadixCache) -> Any:
+    """What SGLang's registry calls, with our class. HiCache, if enabled, is attached by SGLang as usual."""
     raw = os.environ.get(POLICIES_VARIABLE, "lifecycle").strip()
     specs = json.loads(raw) if raw.startswith("[") else [n.strip() for n in raw.split(",") if n.strip()]
-    cache_class: Any = partial(AgentRadixCache, policies=specs, shared_time=ctx.tp_size > 1)
+    cache_class: Any = partial(made, policies=specs, shared_time=ctx.tp_size > 1)
     return create_unified_radix_cache(ctx, cache_class=cache_class)

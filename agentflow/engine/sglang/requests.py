@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentflow.engine.base import FinishReason, Sampling, Usage
+from agentflow.engine.sglang import wire
 from agentflow.engine.sglang.forced import PARAMETER
 from agentflow.errors import BadRequest, BadSampling, EngineFailure
 
@@ -38,11 +39,13 @@ def usage_of(meta: Mapping[str, Any]) -> Usage:
     details = meta.get("cached_tokens_details") or {}
     cached = meta.get("cached_tokens") or 0
     host = details.get("host") or 0
+    corrected = [d.tokens for d in wire.reply_of(meta).decisions if d.kind == "correct"]
     return Usage(
         prompt_tokens=meta.get("prompt_tokens") or 0,
         completion_tokens=meta.get("completion_tokens") or 0,
         cached_device=details.get("device", cached - host) or 0,
         cached_host=host,
+        corrected=corrected[-1] if corrected else 0,
     )
 
 

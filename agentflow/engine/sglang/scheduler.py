@@ -14,6 +14,8 @@ from typing import Any
 from agentflow.cache.policy import PoolState, WaitingCall
 from agentflow.engine.sglang import control, hidden_states
 from agentflow.engine.sglang.ballast import Ballast, set_aside
+from agentflow.engine.sglang.correction import control as correction
+from agentflow.engine.sglang.correction.namespace import broken_paths
 from agentflow.engine.sglang.effects import carry_out
 from agentflow.engine.sglang.radix_cache import AgentRadixCache
 from agentflow.errors import UsageError
@@ -131,10 +133,13 @@ def answer(scheduler: Any, method: str, body: Mapping[str, Any]) -> dict[str, An
         return hidden_states.answer(body)
     if method == "check":
         return _check(scheduler, cache)
+    if method == "flush":
+        return _flush(scheduler)
     raise UsageError(f"unknown control method {method!r}; known: {', '.join(sorted(control.METHODS))}")
 
 
 def _configure(scheduler: Any, cache: AgentRadixCache, body: Mapping[str, Any]) -> dict[str, Any]:
+    corrected = correction.wanted(cache, body)
     policies = body.get("policies")
     if policies is not None and not (isinstance(policies, list) and all(isinstance(p, str | dict) for p in policies)):
         raise UsageError("policies must be a list of names, or of objects with a name and options")
@@ -154,7 +159,14 @@ def _configure(scheduler: Any, cache: AgentRadixCache, body: Mapping[str, Any]) 
         cache.runtime.set_policies(names)
         cache.tree_core.reorder()
         cache.tree_core.audit = bool(body.get("audit", cache.tree_core.audit))
+    correction.use(cache, corrected)
     return {"policy": cache.runtime.name}
+
+
+def _flush(scheduler: Any) -> dict[str, Any]:
+    if not scheduler.flush_cache():
+        raise UsageError("the engine is busy: its cache can be emptied only while no call runs")
+    return {}
 
 
 def _totals(scheduler: Any, cache: AgentRadixCache) -> dict[str, int]:
@@ -215,6 +227,7 @@ def _stats(scheduler: Any, cache: AgentRadixCache) -> dict[str, Any]:
             "workflows_known": len(cache.runtime.ledger.workflows),
             "decisions_logged": cache.runtime.log.last_seq,
             "policies": {p.name: dict(p.stats()) for p in cache.runtime.policies},
+            "correction": correction.stats(cache),
         },
     }
 
@@ -242,6 +255,7 @@ def _check(scheduler: Any, cache: AgentRadixCache) -> dict[str, Any]:
             problems.append(
                 f"node {node.id}: record says {cache.tree_core.record(node).tokens} of {len(node.key)} tokens"
             )
+    problems += broken_paths(cache.tree_core._node_arena.values(), cache.tree_core.root_node)
     return {"idle": True, "problems": problems[:20]}
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from agentflow.cache.decision import Decision
-from agentflow.engine.base import Call, Coordinates, Segment
+from agentflow.engine.base import Call, Coordinates, Reuse, Segment
 from agentflow.events import MAX_FIELD_CHARS, Event, encode, read_events
 
 __all__ = ["CallHint", "META_KEY", "Reply", "hints", "read_hints", "reply", "reply_of"]
@@ -37,6 +37,7 @@ class CallHint:
     at: Coordinates
     segments: tuple[Segment, ...] = ()
     time: float = 0.0
+    reuse: Reuse = "exact"
 
 
 class Reply(NamedTuple):
@@ -55,6 +56,8 @@ def hints(call: Call, events: Sequence[Event]) -> dict[str, Any]:
         if (value := getattr(at, name)) is not None
     }
     payload["time"] = time.time()
+    if call.reuse != "exact":
+        payload["reuse"] = call.reuse
     if call.segments:
         payload["segments"] = [[s.kind[0], s.start, s.length, s.slot, s.producer] for s in call.segments]
     actions = [_action(CALL_ACTION, call.request_id, payload)]
@@ -124,7 +127,8 @@ def _read_call(payload: Any, prompt_tokens: int) -> tuple[CallHint | None, int]:
     if not (isinstance(sent, int | float) and not isinstance(sent, bool) and 0 <= sent < 1e11):
         return None, 1
     segments, refused = _read_segments(payload.get("segments"), prompt_tokens)
-    return CallHint(Coordinates(step=step, **fields), segments, float(sent)), refused
+    reuse: Reuse = "corrected" if payload.get("reuse") == "corrected" else "exact"
+    return CallHint(Coordinates(step=step, **fields), segments, float(sent), reuse), refused
 
 
 def _read_segments(raw: Any, prompt_tokens: int) -> tuple[tuple[Segment, ...], int]:

@@ -1,0 +1,82 @@
+"""Where correction enters SGLang's scheduler. A failure of ours is counted and logged; SGLang goes on all the same."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from agentflow.engine.sglang import cpu_attention
+from agentflow.engine.sglang.correction import rows
+from agentflow.engine.sglang.correction.cache import CorrectingRadixCache
+
+__all__ = ["hooks"]
+
+logger = logging.getLogger("agentflow.engine")
+
+#: Seconds of an engine that never sleeps which one idle round may take.
+_SLICE = 0.005
+
+
+def hooks() -> dict[str, Callable[..., Any]]:
+    """AROUND hooks by the dotted path of what they wrap."""
+    return {
+        "sglang.srt.managers.scheduler.Scheduler.run_event_loop": run_event_loop,
+        "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend": prepare_for_extend,
+        "sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run": get_next_batch_to_run,
+        "sglang.srt.managers.scheduler.Scheduler.on_idle": on_idle,
+        **rows.hooks(),
+        **cpu_attention.hooks(),
+    }
+
+
+def run_event_loop(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    """The scheduler is complete: look at what it has."""
+    cache = scheduler.tree_cache
+    if isinstance(cache, CorrectingRadixCache):
+        _guarded(cache, lambda: cache.corrections.start(scheduler))
+    return original(scheduler, *args, **kwargs)
+
+
+def prepare_for_extend(original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """The batch's slots are allocated: fill those that need no computing."""
+    result = original(batch, *args, **kwargs)
+    cache = batch.tree_cache
+    if isinstance(cache, CorrectingRadixCache):
+        _guarded(cache, lambda: cache.corrections.prepare(batch))
+    return result
+
+
+def get_next_batch_to_run(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    """Keep what was computed before anything can displace it."""
+    cache = scheduler.tree_cache
+    if isinstance(cache, CorrectingRadixCache):
+        _guarded(cache, cache.corrections.capture)
+    return original(scheduler, *args, **kwargs)
+
+
+def on_idle(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    """Do what was put off, until a message comes."""
+    cache = scheduler.tree_cache
+    if isinstance(cache, CorrectingRadixCache) and not scheduler.waiting_queue and scheduler.running_batch.is_empty():
+        _guarded(cache, lambda: cache.corrections.work(_until_news(scheduler)))
+    return original(scheduler, *args, **kwargs)
+
+
+def _until_news(scheduler: Any) -> Callable[[], bool]:
+    sleeper = getattr(scheduler, "idle_sleeper", None)
+    poller = getattr(sleeper, "poller", None)
+    if poller is not None:
+        return lambda: bool(poller.poll(0))
+    end = time.perf_counter() + _SLICE
+    return lambda: time.perf_counter() > end
+
+
+def _guarded(cache: CorrectingRadixCache, work: Callable[[], Any]) -> None:
+    try:
+        work()
+    except Exception:
+        cache.runtime.counters["internal_errors"] += 1
+        if cache.runtime.counters["internal_errors"] <= 3:
+            logger.exception("correction failed; requests are not affected")

@@ -1,0 +1,131 @@
+"""torch's attention over a paged prefix, without work for tokens that are cached.
+
+SGLang's ``torch_native`` backend runs every extend with a query for each token of the sequence, cached ones included,
+so that a short extend after a long prefix costs as much attention as the whole prompt. On our CPU platform the same
+attention is computed for the new tokens only, under a mask, where that is less. Rows of a batch that belong to one
+request (see :mod:`agentflow.engine.sglang.correction.rows`) share one gather of its keys and values.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+__all__ = ["extend_attention", "hooks"]
+
+TARGET = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_extend"
+#: Rows of one request that are run one by one; more are run as one, under one mask.
+SEPARATE_ROWS = 4
+_MASKS_KEPT = 8
+
+_masks: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+
+
+class _Row(NamedTuple):
+    """Queries ``first`` to ``end - 1`` of the batch, at positions from ``prefix``; ``length`` is prefix and queries."""
+
+    first: int
+    end: int
+    prefix: int
+    length: int
+
+
+def hooks() -> dict[str, Callable[..., Any]]:
+    """AROUND hooks by the dotted path of what they wrap; none on another platform than ours."""
+    from agentflow.engine.sglang import cpu_platform
+
+    return {TARGET: extend_attention} if cpu_platform.activate() is not None else {}
+
+
+def extend_attention(
+    original: Callable[..., Any],
+    backend: Any,
+    query: Any,
+    output: Any,
+    k_cache: Any,
+    v_cache: Any,
+    req_to_token: Any,
+    req_pool_indices: Any,
+    seq_lens: Any,
+    extend_prefix_lens: Any,
+    extend_seq_lens: Any,
+    encoder_lens: Any = None,
+    *args: Any,
+    scaling: float | None = None,
+    enable_gqa: bool = False,
+    causal: bool = False,
+    is_cross_attn: bool = False,
+    sliding_window_size: int | None = None,
+) -> Any:
+    """Causal attention of a batch's new tokens; shapes as in SGLang: ``query`` and ``output`` (tokens, heads, size)."""
+    plain = causal and encoder_lens is None and not is_cross_attn and not args
+    if not plain or sliding_window_size is not None or query.dim() != 3:
+        return original(
+            backend, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, extend_prefix_lens,
+            extend_seq_lens, encoder_lens, *args, scaling=scaling, enable_gqa=enable_gqa, causal=causal,
+            is_cross_attn=is_cross_attn, sliding_window_size=sliding_window_size,
+        )  # fmt: skip
+    query = query.movedim(0, 1)
+    first = 0
+    groups: list[tuple[int, list[_Row]]] = []
+    for request, length, prefix, new in zip(
+        req_pool_indices.tolist(),
+        seq_lens.tolist(),
+        extend_prefix_lens.tolist(),
+        extend_seq_lens.tolist(),
+        strict=True,
+    ):
+        row = _Row(first, first + new, prefix, length)
+        first += new
+        if groups and groups[-1][0] == request:
+            groups[-1][1].append(row)
+        else:
+            groups.append((request, [row]))
+    for request, rows in groups:
+        slots = req_to_token[request, : max(r.length for r in rows)]
+        keys, values = (c[slots].movedim(0, 1).to(query.dtype) for c in (k_cache, v_cache))
+        for together in [rows] if len(rows) > SEPARATE_ROWS else [[r] for r in rows]:
+            _attend(query, output, keys, values, together, scaling, enable_gqa)
+    return output
+
+
+def _attend(query: Any, output: Any, keys: Any, values: Any, rows: list[_Row], scaling: Any, gqa: bool) -> None:
+    """Fill ``output`` for the queries of ``rows``, which are neighbours in the batch."""
+    from torch.nn.functional import scaled_dot_product_attention as attention
+
+    first, end = rows[0].first, rows[-1].end
+    length = max(r.length for r in rows)
+    keys, values = keys[:, :length].unsqueeze(0), values[:, :length].unsqueeze(0)
+    new = query[:, first:end]
+    if 2 * (end - first) <= length:
+        mask = _mask(rows, length, new)
+        found = attention(new.unsqueeze(0), keys, values, attn_mask=mask, enable_gqa=gqa, scale=scaling)
+        output[first:end] = found.squeeze(0).movedim(1, 0)
+        return
+    # With so many queries torch's own causal kernel is faster, which wants one for every position.
+    every = new.new_empty((new.shape[0], length, new.shape[2]))
+    at = 0
+    for row in rows:
+        size = row.end - row.first
+        every[:, row.prefix : row.length] = new[:, at : at + size]
+        at += size
+    found = attention(every.unsqueeze(0), keys, values, is_causal=True, enable_gqa=gqa, scale=scaling).squeeze(0)
+    for row in rows:
+        output[row.first : row.end] = found[:, row.prefix : row.length].movedim(1, 0)
+
+
+def _mask(rows: list[_Row], length: int, like: Any) -> Any:
+    """0 where a query sees a key, minus infinity where not: (queries, length). Layers of one forward share it."""
+    import torch
+
+    name = (length, like.dtype, *((r.prefix, r.length) for r in rows))
+    found = _masks.get(name)
+    if found is None:
+        positions = torch.cat([torch.arange(r.prefix, r.length) for r in rows])
+        hidden = torch.arange(length)[None, :] > positions[:, None]
+        found = torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, float("-inf"))
+        _masks[name] = found
+        while len(_masks) > _MASKS_KEPT:
+            _masks.popitem(last=False)
+    return found
