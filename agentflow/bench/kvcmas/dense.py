@@ -24,6 +24,24 @@ def joined(*parts: SegmentKV) -> SegmentKV:
     return SegmentKV(torch.cat([p.keys for p in parts], 1), torch.cat([p.values for p in parts], 1), parts[0].start)
 
 
+class _Slots:
+    """A layer's cache in which new KV takes given places among the old. Writes into the tensors it is given."""
+
+    is_compileable = is_sliding = False
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, places: torch.Tensor) -> None:
+        self.keys, self.values, self._places = keys, values, places
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put in new KV (1, heads, tokens, head size); all of it, old and new."""
+        self.keys[:, :, self._places], self.values[:, :, self._places] = keys, values
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        """How many tokens there are."""
+        return int(self.keys.shape[2])
+
+
 class DenseModel:
     """A transformers model on the CPU in float32. ``config`` is its config.json as a dict."""
 
@@ -60,18 +78,34 @@ class DenseModel:
         values = torch.stack([layer.values[0, :, before:].transpose(0, 1) for layer in cache.layers])
         return Extension(SegmentKV(keys, values, before), out.logits[0].log_softmax(-1))
 
+    @torch.inference_mode()
     def recompute(
-        self, before: SegmentKV, segment: SegmentKV, tokens: Sequence[int], runs: Sequence[tuple[int, int]]
+        self, before: SegmentKV, segment: SegmentKV, tokens: Sequence[int], offsets: Sequence[int]
     ) -> SegmentKV:
-        """``segment`` with the KV of ``runs`` of offsets computed through the model, each with all before it in place.
+        """``segment`` with the KV at ``offsets`` computed through the model, each token with all before it in place.
 
-        This is the order in which an engine can do it: one extend pass for each run.
+        In one pass: every layer writes the new KV of all of them, then each looks at what stands before it. That
+        equals one pass after the other over runs of neighbours.
         """
+        from transformers import DynamicCache
+
         whole = joined(before, segment)
-        for first, end in runs:
-            a, b = before.tokens + first, before.tokens + end
-            new = self.extend(SegmentKV(whole.keys[:, :a], whole.values[:, :a], 0), tokens[first:end]).kv
-            whole.keys[:, a:b], whole.values[:, a:b] = new.keys, new.values
+        if not offsets:
+            return segment
+        places = torch.tensor(offsets) + before.tokens
+        cache = DynamicCache()
+        cache.layers = [
+            _Slots(whole.keys[layer].transpose(0, 1)[None], whole.values[layer].transpose(0, 1)[None], places)
+            for layer in range(whole.keys.shape[0])
+        ]
+        self._model(
+            input_ids=torch.tensor([[tokens[n] for n in offsets]]),
+            position_ids=places[None],
+            attention_mask=(torch.arange(whole.tokens)[None] <= places[:, None])[None, None],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
         return whole.part(before.tokens, whole.tokens)
 
     def greedy(self, past: SegmentKV, tokens: Sequence[int], count: int) -> list[int]:

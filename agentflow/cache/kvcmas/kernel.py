@@ -24,18 +24,31 @@ _PROBES = 256
 
 @dataclass(frozen=True, slots=True)
 class TokenKernel:
-    """``bandwidth`` is in units of the median squared distance of a token to the nearest one of another anchor."""
+    """``bandwidth`` is in units of the median squared distance of a token to the nearest one of another anchor.
+
+    ``place`` is the weight of where a token stands: the logarithm of its offset in the segment, in units of that
+    distance's root, joins the view.
+    """
 
     components: int = 32
-    bandwidth: float = 0.3
+    bandwidth: float = 0.4
+    place: float = 0.3
     seed: int = 0
 
     def fit(self, anchors: Sequence[Anchor]) -> Fitted:
         """Principal components, the anchors' view in them, and the bandwidth of each layer."""
         space = principal(anchors, self.components, seed=self.seed)
         views = [space.of_base(anchor) for anchor in anchors]
-        near = _nearest(views)
-        return _Fitted(tuple(anchors), space, torch.cat(views, 1), near, (self.bandwidth * near).clamp_min(1e-9))
+        near = _nearest(views).clamp_min(1e-9)
+        scale = self.place * near.sqrt()
+        placed = torch.cat([_placed(view, scale) for view in views], 1)
+        return _Fitted(tuple(anchors), space, placed, scale, self.bandwidth * near)
+
+
+def _placed(view: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The view with one more component: the logarithm of the offset, times ``scale`` (layers,)."""
+    where = torch.log1p(torch.arange(view.shape[1], dtype=torch.float32, device=view.device))
+    return torch.cat([view, scale[:, None, None] * where[None, :, None]], 2)
 
 
 def _nearest(views: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -53,15 +66,15 @@ class _Fitted:
     anchors: tuple[Anchor, ...]
     space: Subspace
     views: torch.Tensor
-    near: torch.Tensor
+    scale: torch.Tensor
     width: torch.Tensor
 
     @property
     def nbytes(self) -> int:
-        return self.space.nbytes + int(self.views.nbytes + self.near.nbytes + self.width.nbytes)
+        return self.space.nbytes + int(self.views.nbytes + self.scale.nbytes + self.width.nbytes)
 
     def predict(self, query: Query) -> Prediction:
-        view = self.space.of(query.features)
+        view = _placed(self.space.of(query.features), self.scale)
         apart = view.square().sum(2, keepdim=True) + self.views.square().sum(2)[:, None] - 2 * view @ self.views.mT
         weights = torch.softmax(-apart / self.width[:, None, None], 2)
         nearest = apart.amin(2).clamp_min(0)

@@ -76,8 +76,10 @@ class Estimate:
 
     ``kv`` is for the target's positions, in the source's float type and on its device, and shares no memory with it.
     ``recompute`` are offsets in the segment, sorted, whose KV is to be computed through the model with everything
-    before them in place, estimated tokens included; ``runs`` groups them. ``confidence`` lies in [0, 1], more is
-    better. ``terms`` are the numbers behind it, for the log of decisions.
+    before them in place, estimated tokens included. Either run by run (``runs`` groups them, in order), or all in one
+    pass in which each layer first writes the new KV of all of them into the segment's slots and each token then looks
+    at the slots up to its own, as a decode batch does whose rows share those slots: the result is the same.
+    ``confidence`` lies in [0, 1], more is better. ``terms`` are the numbers behind it, for the log of decisions.
     """
 
     kv: SegmentKV
