@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,10 @@ import pytest
 
 if TYPE_CHECKING:
     from agentflow.engine.embedded import EmbeddedEngine
+
+# transformers imports sentencepiece where it is installed, and its extension module (0.2.1) crashes now and then while
+# the interpreter ends, after all tests have passed. No test needs it.
+sys.modules["sentencepiece"] = None  # type: ignore[assignment]
 
 #: KV pool of the shared engine, in tokens: small, so that memory pressure is cheap to make.
 POOL_TOKENS = 4096

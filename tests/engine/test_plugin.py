@@ -12,7 +12,16 @@ import pytest
 from agentflow.engine.base import Call, Completion, Coordinates, Sampling
 from agentflow.engine.embedded import EmbeddedEngine
 from agentflow.errors import EngineFailure
-from agentflow.events import WorkflowEnded, WorkflowPaused, WorkflowStarted
+from agentflow.events import (
+    AgentEnded,
+    AgentStarted,
+    Event,
+    ToolEnded,
+    ToolStarted,
+    WorkflowEnded,
+    WorkflowPaused,
+    WorkflowStarted,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -213,11 +222,26 @@ def test_unreadable_events_change_only_a_counter(small: EmbeddedEngine) -> None:
 
 
 def test_an_event_costs_the_scheduler_little(small: EmbeddedEngine) -> None:
-    """Mean over many events of the processor time in which the scheduler's thread takes them in."""
-    for i in range(2_000):
-        small.emit(WorkflowStarted(workflow=f"w{i % 50}", seq=i, time=time.time()))
-        if i % 200 == 199:
+    """Mean over a workflow's events of the processor time in which the scheduler's thread reads them and takes them in."""
+    events = 0
+    for i in range(100):
+        workflow, now = f"w{i}", time.time()
+        tool = {"agent": "coder", "step": 1, "tool": "run_tests", "call_id": f"call-{i}"}
+        story: list[Event] = [
+            WorkflowStarted(workflow=workflow, seq=1, time=now, graph="team", tenant="one"),
+            AgentStarted(workflow=workflow, seq=2, time=now, agent="planner", step=0),
+            AgentEnded(workflow=workflow, seq=3, time=now, agent="planner", step=0, next=("coder",)),
+            AgentStarted(workflow=workflow, seq=4, time=now, agent="coder", step=1),
+            ToolStarted(workflow=workflow, seq=5, time=now, **tool),
+            ToolEnded(workflow=workflow, seq=6, time=now, duration=0.5, **tool),
+            AgentEnded(workflow=workflow, seq=7, time=now, agent="coder", step=1, next=("tester",)),
+            WorkflowEnded(workflow=workflow, seq=8, time=now),
+        ]
+        for event in story:
+            small.emit(event)
+        events += len(story)
+        if i % 10 == 9:
             small.flush()
     counters = small.stats().counters
-    assert counters["events"] == 2_000
+    assert counters["events"] == events
     assert counters["events_ns"] / counters["events"] < 20_000
