@@ -222,7 +222,7 @@ def test_unreadable_events_change_only_a_counter(small: EmbeddedEngine) -> None:
 
 
 def test_an_event_costs_the_scheduler_little(small: EmbeddedEngine) -> None:
-    """Mean over a workflow's events of the processor time in which the scheduler's thread reads them and takes them in."""
+    """Mean over a workflow's events of the processor time in which the scheduler's thread reads and takes them in."""
     events = 0
     for i in range(100):
         workflow, now = f"w{i}", time.time()
