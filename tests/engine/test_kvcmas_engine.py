@@ -211,3 +211,32 @@ def test_dense_prefills_become_anchors(engine: EmbeddedEngine) -> None:
     done = engine.generate(call("b", [(None, GLUE), *parts], workflow="new"))
     assert 40 <= done.usage.corrected < 60
     configure(engine, None)
+
+
+def test_corrected_calls_are_checked_when_the_engine_is_idle(engine: EmbeddedEngine) -> None:
+    """Filled with the true KV there is nothing to find; with another agent's, a random model is far off."""
+    configure(engine, {"method": "fullshared", "check": 1.0})
+    engine.generate(call("a", PROMPT))
+    empty(engine)
+    engine.generate(call("b", PROMPT))
+    same = checked(engine, 1)
+    assert same["kl"] < 1e-6
+    assert same["agreement"] == 1.0
+    whole = engine.stats()
+    assert whole.device_free + whole.device_cached + whole.device_held == whole.device_total
+    assert engine.control("check") == [{"idle": True, "problems": []}]
+    configure(engine, {"method": "fullshared", "check": 1.0})
+    engine.generate(call("a", PROMPT))
+    for i in range(4):
+        engine.generate(call("b", [(None, tokens(80 + i, 60)), *PROMPT[1:]]))
+    other = checked(engine, 4)
+    assert 1e-6 < other["kl"] < 1.0
+    configure(engine, None)
+
+
+def checked(engine: EmbeddedEngine, n: int) -> dict[str, Any]:
+    deadline = time.monotonic() + 60
+    while (found := dict(engine.stats().details["correction"]))["checks"] < n:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+    return found

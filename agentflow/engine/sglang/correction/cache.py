@@ -33,8 +33,8 @@ class CorrectingRadixCache(AgentRadixCache):
             corrections.forget()
         super().reset()
 
-    def observe(self, events: Sequence[Event], refused: int) -> None:
-        super().observe(events, refused)
+    def observe(self, events: Sequence[Event], refused: int, **more: Any) -> None:
+        super().observe(events, refused, **more)
         for event in events:
             if isinstance(event, WorkflowEnded):
                 self.corrections.sources.ended(event.workflow)
@@ -127,6 +127,8 @@ class CorrectingRadixCache(AgentRadixCache):
         super().left(req)
         wish = wish_of(req)
         if wish is not None:
+            if wish.watch is not None and req.finished():
+                self.corrections.checks.finished(req, wish.watch, wish.edges)
             wish.plan = None  # its KV is in the pool, or not wanted any more
 
 

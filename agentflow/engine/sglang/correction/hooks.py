@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agentflow.engine.sglang import cpu_attention
-from agentflow.engine.sglang.correction import rows
+from agentflow.engine.sglang.correction import checks, rows
 from agentflow.engine.sglang.correction.cache import CorrectingRadixCache
 
 __all__ = ["hooks"]
@@ -27,6 +27,7 @@ def hooks() -> dict[str, Callable[..., Any]]:
         "sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run": get_next_batch_to_run,
         "sglang.srt.managers.scheduler.Scheduler.on_idle": on_idle,
         **rows.hooks(),
+        **checks.hooks(),
         **cpu_attention.hooks(),
     }
 
@@ -59,8 +60,13 @@ def get_next_batch_to_run(original: Callable[..., Any], scheduler: Any, *args: A
 def on_idle(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
     """Do what was put off, until a message comes."""
     cache = scheduler.tree_cache
-    if isinstance(cache, CorrectingRadixCache) and not scheduler.waiting_queue and scheduler.running_batch.is_empty():
-        _guarded(cache, lambda: cache.corrections.work(_until_news(scheduler)))
+    if isinstance(cache, CorrectingRadixCache) and scheduler.is_fully_idle():
+        news = _until_news(scheduler)
+        _guarded(cache, lambda: cache.corrections.work(news))
+        if not news():
+            _guarded(cache, lambda: cache.corrections.checks.next(scheduler))
+        if scheduler.waiting_queue:
+            return None  # a check is to run: no sleep before it
     return original(scheduler, *args, **kwargs)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agentflow.cache.kvcmas import CONTEXT_FREE, Correction, Edge, Estimate, Refusal
 from agentflow.engine.base import Segment
+from agentflow.engine.sglang.correction.checks import Checks, Watch
 from agentflow.engine.sglang.correction.methods import make_corrector
 from agentflow.engine.sglang.correction.options import CorrectionOptions
 from agentflow.engine.sglang.correction.plan import Fill, FillPlan, fills_of
@@ -35,7 +36,7 @@ class Wish:
     the plan was carried out.
     """
 
-    __slots__ = ("agent", "boundary", "captured", "cursor", "edges", "plan", "segments", "workflow")
+    __slots__ = ("agent", "boundary", "captured", "cursor", "edges", "plan", "segments", "watch", "workflow")
 
     def __init__(self, workflow: str, agent: str, segments: tuple[Segment, ...]) -> None:
         self.workflow = workflow
@@ -47,6 +48,8 @@ class Wish:
         self.captured = 0
         #: Edges that were corrected, with the confidence.
         self.edges: list[tuple[Edge, float]] = []
+        #: Set when the call may be run again densely.
+        self.watch: Watch | None = None
 
 
 class _Capture(NamedTuple):
@@ -81,6 +84,7 @@ class Corrections:
         self.namespace += 1
         self.sources = Sources(options.source_bytes)
         self.work_left = 0
+        self.checks = Checks(self, options.check, options.check_tokens)
         self.corrector: Correction | None = None
         self._random = random.Random(0)
         self._captures.clear()
@@ -143,7 +147,7 @@ class Corrections:
 
     def _prepare(self, req: Any, wish: Wish, first: int, end: int, plain: bool) -> None:
         if wish.plan is None or wish.cursor != first:
-            wish.plan = None
+            wish.plan = wish.watch = None
             wish.edges = []
             if self.corrector is None or plain or wish.agent == CONTEXT_FREE:
                 return
@@ -188,6 +192,7 @@ class Corrections:
                 "seconds": time.perf_counter() - began,
             }
             self._record("correct", req, "shared segments of other agents", plan.tokens, terms)
+            wish.watch = self.checks.pick(prompt)
             self._count("corrected_calls")
             self._count("corrected_tokens", plan.tokens)
         return plan
@@ -278,6 +283,23 @@ class Corrections:
         self.work_left = 0  # if it fails, it is not tried again before there is more
         self.work_left = self.corrector.work(until=until)
 
+    def checked(self, edges: list[tuple[Edge, float]], kl: float, agreement: float, request: str) -> None:
+        """A corrected call was run again densely: tell the corrector of all edges that it used."""
+        assert self.corrector is not None
+        self._count("correction_checks")
+        for edge, confidence in edges:
+            if self.corrector.drifted(edge, kl, agreement, confidence=confidence):
+                self._cache.runtime.log.add(
+                    "reject",
+                    time=self._cache.clock(),
+                    policy=f"kvcmas:{self.options.method}",
+                    reason=f"corrected KV drifts: slot {edge.slot} from {edge.source} to {edge.target} is off",
+                    agents=(edge.target,),
+                    request=request,
+                    terms={"kl": kl, "agreement": agreement},
+                )
+                self._count("correction_rejects")
+
     def stats(self) -> dict[str, Any]:
         """For ``EngineStats.details``."""
         return {
@@ -287,6 +309,7 @@ class Corrections:
             "sources": len(self.sources),
             "source_bytes": self.sources.bytes,
             "sources_dropped": self.sources.dropped,
+            **self.checks.stats(),
             "corrector": dict(self.corrector.stats()) if self.corrector is not None else {},
         }
 

@@ -111,6 +111,7 @@ def forward(original: Callable[..., Any], runner: Any, forward_batch: Any, *args
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
     from agentflow.engine.sglang import hidden_states
+    from agentflow.engine.sglang.correction import checks
 
     (batch, runs), _current = _current, None
     rows = fold(batch, runs)
@@ -121,6 +122,7 @@ def forward(original: Callable[..., Any], runner: Any, forward_batch: Any, *args
         return_hidden_states_before_norm=forward_batch.return_hidden_states_before_norm,
     )
     hidden_states.rearranged(rows.keep)
+    checks.rearranged(rows.keep)
     out = original(runner, folded, *args, **kwargs)
     out.logits_output.next_token_logits = out.logits_output.next_token_logits[rows.keep]
     return out
