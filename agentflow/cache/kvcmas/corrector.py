@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from agentflow.cache.kvcmas.anchors import AnchorPool, Features, make_anchor
+from agentflow.cache.kvcmas.anchors import Anchor, AnchorPool, Features, make_anchor
 from agentflow.cache.kvcmas.estimators import Fitted, Prediction, Query
 from agentflow.cache.kvcmas.guard import Guard
 from agentflow.cache.kvcmas.methods import Method, method
@@ -203,6 +203,10 @@ class Corrector:
         base = self._features(source, target.start, keep=True)
         self._pending.append(_Pending(edge, tokens, base, self._features(target, target.start, keep=True)))
         return True
+
+    def adopt(self, edge: Edge, anchor: Anchor) -> None:
+        """Take an anchor that exists already, of another corrector of the same model; :meth:`work` fits it."""
+        self._stale.update(dict.fromkeys(self.pool.add(edge, anchor)))
 
     def work(self, *, until: Callable[[], bool] | None = None) -> int:
         """See :class:`~agentflow.cache.kvcmas.types.Correction`. A candidate that cannot be decomposed is dropped."""

@@ -18,8 +18,10 @@ from agentflow.cache.kvcmas.subspace import Subspace, principal
 
 __all__ = ["TokenKernel", "shares_of", "spread"]
 
-#: Tokens that the bandwidth is measured on.
-_PROBES = 256
+#: Tokens that the bandwidth is measured on; numbers in the weights that are held at once.
+_PROBES, _AT_ONCE = 256, 1 << 24
+#: First tokens of an anchor that are always among its landmarks: a segment's start changes most.
+_HEAD = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,27 +29,39 @@ class TokenKernel:
     """``bandwidth`` is in units of the median squared distance of a token to the nearest one of another anchor.
 
     ``place`` is the weight of where a token stands: the logarithm of its offset in the segment, in units of that
-    distance's root, joins the view.
+    distance's root, joins the view. At most ``landmarks`` of an edge's anchor tokens are looked at, each anchor's first
+    and the rest evenly drawn, so that the cost of an estimate grows with its own length only.
     """
 
     components: int = 32
     bandwidth: float = 0.4
     place: float = 0.3
+    landmarks: int = 2048
     seed: int = 0
 
     def fit(self, anchors: Sequence[Anchor]) -> Fitted:
-        """Principal components, the anchors' view in them, and the bandwidth of each layer."""
+        """Principal components, the landmarks' view in them, and the bandwidth of each layer."""
         space = principal(anchors, self.components, seed=self.seed)
-        views = [space.of_base(anchor) for anchor in anchors]
-        near = _nearest(views).clamp_min(1e-9)
+        device = anchors[0].base_keys.left.device
+        rows = [_landmarks(len(a.tokens), self.landmarks // len(anchors)).to(device) for a in anchors]
+        views = [space.of_base(anchor)[:, row] for anchor, row in zip(anchors, rows, strict=True)]
+        near = torch.nan_to_num(_nearest(views), posinf=1.0).clamp_min(1e-9)
         scale = self.place * near.sqrt()
-        placed = torch.cat([_placed(view, scale) for view in views], 1)
-        return _Fitted(tuple(anchors), space, placed, scale, self.bandwidth * near)
+        placed = torch.cat([_placed(view, row, scale) for view, row in zip(views, rows, strict=True)], 1)
+        return _Fitted(tuple(anchors), tuple(rows), space, placed, scale, self.bandwidth * near)
 
 
-def _placed(view: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def _landmarks(tokens: int, most: int) -> torch.Tensor:
+    """Offsets of at most ``most`` of ``tokens`` tokens (at least one): the first, and others evenly."""
+    most = max(1, min(most, tokens))
+    head = min(_HEAD, most)
+    rest = torch.linspace(head, tokens - 1, most - head).round().long()
+    return torch.cat([torch.arange(head), rest])
+
+
+def _placed(view: torch.Tensor, offsets: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """The view with one more component: the logarithm of the offset, times ``scale`` (layers,)."""
-    where = torch.log1p(torch.arange(view.shape[1], dtype=torch.float32, device=view.device))
+    where = torch.log1p(offsets.to(view.device, torch.float32))
     return torch.cat([view, scale[:, None, None] * where[None, :, None]], 2)
 
 
@@ -64,6 +78,7 @@ def _nearest(views: Sequence[torch.Tensor]) -> torch.Tensor:
 @dataclass(frozen=True, slots=True)
 class _Fitted:
     anchors: tuple[Anchor, ...]
+    rows: tuple[torch.Tensor, ...]
     space: Subspace
     views: torch.Tensor
     scale: torch.Tensor
@@ -71,25 +86,43 @@ class _Fitted:
 
     @property
     def nbytes(self) -> int:
-        return self.space.nbytes + int(self.views.nbytes + self.scale.nbytes + self.width.nbytes)
+        own = (self.views, self.scale, self.width, *self.rows)
+        return self.space.nbytes + sum(int(t.nbytes) for t in own)
 
     def predict(self, query: Query) -> Prediction:
-        view = _placed(self.space.of(query.features), self.scale)
-        apart = view.square().sum(2, keepdim=True) + self.views.square().sum(2)[:, None] - 2 * view @ self.views.mT
-        weights = torch.softmax(-apart / self.width[:, None, None], 2)
-        nearest = apart.amin(2).clamp_min(0)
-        keys = spread(weights, [a.delta_keys for a in self.anchors])
-        values = spread(weights, [a.delta_values for a in self.anchors])
-        keys[0], values[0] = 0, 0
-        shares = shares_of(weights, self.anchors)
-        distance = float((nearest.mean(1) / view.square().sum(2).mean(1).clamp_min(1e-12)).mean())
-        return Prediction(Features(keys, values), shares, distance, entropy(list(shares.values())))
+        offsets = torch.arange(len(query.tokens), device=query.features.keys.device)
+        view = _placed(self.space.of(query.features), offsets, self.scale)
+        delta_keys = [_only(a.delta_keys, r) for a, r in zip(self.anchors, self.rows, strict=True)]
+        delta_values = [_only(a.delta_values, r) for a, r in zip(self.anchors, self.rows, strict=True)]
+        theirs = self.views.square().sum(2)[:, None]
+        keys, values, nearest, mass = [], [], [], []
+        step = max(1, _AT_ONCE // (view.shape[0] * self.views.shape[1]))
+        for first in range(0, view.shape[1], step):
+            part = view[:, first : first + step]
+            apart = part.square().sum(2, keepdim=True) + theirs - 2 * part @ self.views.mT
+            weights = torch.softmax(-apart / self.width[:, None, None], 2)
+            keys.append(spread(weights, delta_keys))
+            values.append(spread(weights, delta_values))
+            nearest.append(apart.amin(2).clamp_min(0))
+            mass.append(weights.sum((0, 1)))
+        delta = Features(torch.cat(keys, 1), torch.cat(values, 1))
+        delta.keys[0], delta.values[0] = 0, 0
+        shares = shares_of(
+            torch.stack(mass).sum(0) / (view.shape[0] * view.shape[1]), self.anchors, [len(r) for r in self.rows]
+        )
+        size = view.square().sum(2).mean(1).clamp_min(1e-12)
+        distance = float((torch.cat(nearest, 1).mean(1) / size).mean())
+        return Prediction(delta, shares, distance, entropy(list(shares.values())))
 
 
-def shares_of(weights: torch.Tensor, anchors: Sequence[Anchor]) -> dict[Anchor, float]:
-    """Each anchor's part in weights (layers, tokens, all anchors' tokens)."""
-    mass = torch.split_with_sizes(weights.mean((0, 1)), [len(a.tokens) for a in anchors])
-    return {anchor: float(m.sum()) for anchor, m in zip(anchors, mass, strict=True)}
+def _only(matrix: LowRank, rows: torch.Tensor) -> LowRank:
+    return matrix if len(rows) == matrix.tokens else LowRank(matrix.left[:, rows], matrix.right)
+
+
+def shares_of(mass: torch.Tensor, anchors: Sequence[Anchor], sizes: Sequence[int]) -> dict[Anchor, float]:
+    """Each anchor's part in the mean weights of all anchors' tokens, of which each anchor has ``sizes``."""
+    parts = torch.split_with_sizes(mass, list(sizes))
+    return {anchor: float(part.sum()) for anchor, part in zip(anchors, parts, strict=True)}
 
 
 def spread(weights: torch.Tensor, matrices: Sequence[LowRank]) -> torch.Tensor:

@@ -51,7 +51,7 @@ class _Fitted:
         keys = spread(weights, [a.delta_keys for a in self.anchors])
         values = spread(weights, [a.delta_values for a in self.anchors])
         keys[0], values[0] = 0, 0
-        shares = shares_of(weights, self.anchors)
+        shares = shares_of(weights[0].mean(0), self.anchors, [len(a.tokens) for a in self.anchors])
         return Prediction(
             Features(keys, values), shares, 1 - float(known.float().mean()), entropy(list(shares.values()))
         )
