@@ -174,8 +174,9 @@ class ToolFailure(AgentflowError):
         self.tool = tool
 
 
-class WorkflowStopped(AgentflowError):
-    """A workflow was ended by a limit. ``state`` is the last complete state, ``reason`` the limit."""
+class WorkflowStopped(AgentflowError, RuntimeError):
+    """A workflow was ended by a limit. ``state`` is the last complete state, ``reason`` the limit: ``max_steps``, or
+    one that a policy holds. Not retried by LangGraph."""
 
     def __init__(self, message: str, *, reason: str, state: Any = None) -> None:
         super().__init__(message)

@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 __all__ = ["Decision", "DecisionKind", "DecisionOutcome"]
 
-DecisionKind = Literal["evict", "evict_host", "demote", "pin", "release", "prefetch", "correct", "fallback", "reject"]
+DecisionKind = Literal[
+    "evict", "evict_host", "demote", "pin", "release", "prefetch", "warm", "adapter", "correct", "fallback", "reject"
+]
 DecisionOutcome = Literal["used", "wasted", "regretted"]
 
 

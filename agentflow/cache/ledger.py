@@ -28,7 +28,10 @@ from agentflow.events import (
     WorkflowStarted,
 )
 
-__all__ = ["CallRef", "Ledger", "Limits", "NodeRecord", "Thread", "Workflow", "WorkflowState"]
+__all__ = ["EARLY", "CallRef", "Ledger", "Limits", "NodeRecord", "Thread", "Workflow", "WorkflowState"]
+
+#: The branch of calls that are made before their agent is reached, and maybe never used.
+EARLY = "early"
 
 WorkflowState = Literal["running", "paused", "ended"]
 
@@ -116,11 +119,12 @@ class NodeRecord:
     that some caller without a workflow touched it. Times are seconds of the ledger's clock. ``path_hash`` is
     a hash of all tokens from the root to the node's end. ``hits`` counts the calls that used the node, the one
     that made it included; ``priority`` is the highest of theirs, None before the first. ``demoted_by`` and
-    ``prefetched_by`` are the numbers of the decisions that last moved it between tiers, 0 for none.
+    ``prefetched_by`` are the numbers of the decisions that last moved it between tiers, or had it computed ahead, 0
+    for none. ``anchor`` is the hash of the anchor that the node lies within, 0 for none.
     """
 
     __slots__ = (
-        "anonymous", "created", "demoted_by", "first_workflow", "hits", "id", "last_access", "last_anonymous",
+        "anchor", "anonymous", "created", "demoted_by", "first_workflow", "hits", "id", "last_access", "last_anonymous",
         "owners", "path_hash", "prefetched_by", "priority", "prune_at", "shared", "tokens",
     )  # fmt: skip
 
@@ -141,6 +145,7 @@ class NodeRecord:
         self.path_hash = 0
         self.demoted_by = 0
         self.prefetched_by = 0
+        self.anchor = 0
 
     def split(self, new_id: int, tokens: int) -> NodeRecord:
         """The record of the node that takes over the first ``tokens`` tokens; this one keeps the rest."""
@@ -156,6 +161,7 @@ class NodeRecord:
         head.prune_at = self.prune_at
         head.demoted_by = self.demoted_by
         head.prefetched_by = self.prefetched_by
+        head.anchor = self.anchor
         self.tokens -= tokens
         return head
 
@@ -211,7 +217,7 @@ class Ledger:
         workflow = self.workflow(workflow_id, now)
         workflow.last_seen = workflow.last_request = now
         workflow.state = "running"
-        if workflow.agent != agent:
+        if workflow.agent != agent and branch != EARLY:
             self._entered(workflow, agent)
         key = (agent, branch)
         thread = workflow.threads.get(key)

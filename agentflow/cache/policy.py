@@ -10,6 +10,7 @@ by construction: when nothing else is left the node goes, so the pool can never 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,9 @@ __all__ = [
     "Evicted",
     "Explanation",
     "Forecast",
+    "HOLD",
     "Item",
+    "LoadAdapter",
     "Loaded",
     "Note",
     "Observation",
@@ -43,11 +46,13 @@ __all__ = [
     "Score",
     "Touched",
     "WaitingCall",
+    "WarmUp",
     "check_policies",
     "make_policies",
     "policy_names",
     "register_policy",
     "spec_name",
+    "split_policies",
 ]
 
 
@@ -59,11 +64,18 @@ class Touched(NamedTuple):
 
 
 class CallArrived(NamedTuple):
-    """A request reached the scheduler. ``tokens`` is the length of its prompt."""
+    """A request reached the scheduler. ``tokens`` is the length of its prompt.
+
+    ``anchor`` is a hash of its first ``anchor_tokens`` tokens (the agent's system prompt and tools), 0 when not
+    known. ``adapter`` names the LoRA adapter that it asks for.
+    """
 
     request: str
     call: CallRef
     tokens: int
+    anchor: int = 0
+    anchor_tokens: int = 0
+    adapter: str | None = None
 
 
 class Prefilled(NamedTuple):
@@ -126,7 +138,8 @@ class PoolState(NamedTuple):
 
 @dataclass(slots=True)
 class WaitingCall:
-    """A request in the scheduler's waiting queue, as policies score it. ``arrived`` is in seconds."""
+    """A request in the scheduler's waiting queue, as policies score it. ``arrived`` is in seconds, ``anchor`` as in
+    :class:`CallArrived`."""
 
     request: str
     call: CallRef
@@ -134,6 +147,7 @@ class WaitingCall:
     cached_tokens: int
     arrived: float
     preempted: bool = False
+    anchor: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +176,29 @@ class Prefetch:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmUp:
+    """Compute the KV of an anchor ahead of its next use, by a call of the engine's own that holds nothing else.
+
+    ``anchor`` is as in :class:`CallArrived`; the engine remembers the tokens of those it saw. ``displace`` is as in
+    :class:`Prefetch`.
+    """
+
+    anchor: int
+    reason: str
+    value: float = 0.0
+    displace: Literal["nothing", "retired", "active"] = "retired"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Have the LoRA adapter ``adapter`` in device memory before a call asks for it; ``value`` ranks them."""
+
+    adapter: str
+    reason: str
+    value: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Write a decision that moves no KV (a pin, a release) into the decision log; the runtime does it."""
 
@@ -176,10 +213,13 @@ class Note:
 Observation = Event | Touched | CallArrived | Prefilled | CallFinished | Evicted | PoolState | Loaded
 Item = NodeRecord | WaitingCall
 #: What the engine carries out.
-Effect = Prefetch
+Effect = Prefetch | WarmUp | LoadAdapter
 #: A tuple of floats of fixed length per policy and kind of item; the lowest node is evicted first, the
 #: lowest waiting call runs first. () means no opinion.
 Score = tuple[float, ...]
+#: The score of a waiting call that is not to run now. The engine holds it back for as long as anything else runs or
+#: can run.
+HOLD = math.inf
 
 
 @dataclass(slots=True)
@@ -201,6 +241,10 @@ class Policy:
 
     #: The name by which it is chosen.
     name: ClassVar[str] = ""
+    #: Where it stands among others, lowest first, whatever the order in which they were chosen; equals keep that order.
+    precedence: ClassVar[int] = 100
+    #: Where it is driven: in the engine's scheduler, or in the framework, on the way of model and tool calls.
+    side: ClassVar[Literal["engine", "framework"]] = "engine"
     #: ``score_node`` depends only on who touched the node and on what is known of their workflows. A score then
     #: stays valid until the node is touched again or one of those workflows is heard of (an event, a call), and
     #: the leaves in question need not all be scored again at every eviction.
@@ -254,25 +298,34 @@ PolicySpec = str | Mapping[str, Any]
 _REGISTRY: dict[str, PolicyFactory] = {}
 #: Where agentflow's own policies are; each is imported when it is asked for.
 _BUILTIN: Mapping[str, str] = {
+    "adapters": "agentflow.runtime.policies.adapters:AdapterPreload",
+    "admission": "agentflow.runtime.policies.admission:Admission",
     "autellix": "agentflow.cache.baselines:Autellix",
     "belady": "agentflow.cache.baselines:Belady",
+    "cachesage": "agentflow.runtime.policies.cachesage:CacheSage",
     "continuum": "agentflow.cache.baselines:Continuum",
     "continuum-preview": "agentflow.cache.baselines:ContinuumPreview",
+    "fairness": "agentflow.runtime.policies.fairness:Fairness",
     "fifo": "agentflow.cache.baselines:FIFO",
+    "hedging": "agentflow.runtime.policies.hedging:Hedging",
     "infercept": "agentflow.cache.baselines:InferCept",
     "kvflow": "agentflow.cache.baselines:KVFlow",
     "kvflow-oracle": "agentflow.cache.baselines:KVFlowOracle",
     "lfu": "agentflow.cache.baselines:LFU",
     "lifecycle": "agentflow.cache.lifecycle:Lifecycle",
     "lru": "agentflow.cache.baselines:LRU",
+    "memo": "agentflow.runtime.policies.memo:Memo",
     "pbkv": "agentflow.cache.pbkv.policy:PBKV",
     "pbkv-aggressive": "agentflow.cache.pbkv.policy:PBKVAggressive",
     "pbkv-he": "agentflow.cache.pbkv.policy:PBKVEvict",
-    "pbkv-queue": "agentflow.cache.pbkv.queue:PBKVQueue",
     "pbkv-lae": "agentflow.cache.lifecycle:Lifecycle",
+    "pbkv-queue": "agentflow.cache.pbkv.queue:PBKVQueue",
     "priority": "agentflow.cache.baselines:Priority",
+    "safety": "agentflow.runtime.policies.safety:Safety",
     "session": "agentflow.cache.baselines:SessionReferenced",
+    "shaping": "agentflow.runtime.policies.shaping:Shaping",
     "slru": "agentflow.cache.baselines:SLRU",
+    "speculation": "agentflow.runtime.policies.speculation:Speculation",
     "ttl": "agentflow.cache.ttl:TTL",
 }
 
@@ -299,7 +352,8 @@ def spec_name(spec: PolicySpec) -> str:
 def make_policies(specs: Sequence[PolicySpec], ledger: Ledger, clock: Callable[[], float]) -> list[Policy]:
     """Policies in order of precedence, from names or mappings of ``name`` and options.
 
-    ``module:Class`` names a policy class of the user's own. Raises :class:`~agentflow.errors.UsageError` for an
+    Those of lower :attr:`Policy.precedence` come first; equals keep the order given. ``module:Class`` names a policy
+    class of the user's own. Raises :class:`~agentflow.errors.UsageError` for an
     unknown name or options that the policy does not take.
     """
     out: list[Policy] = []
@@ -313,7 +367,25 @@ def make_policies(specs: Sequence[PolicySpec], ledger: Ledger, clock: Callable[[
             out.append(factory(ledger, clock, **options))
         except (TypeError, ValueError) as error:
             raise UsageError(f"policy {name!r} does not take these options: {error}") from error
+    out.sort(key=lambda policy: policy.precedence)
     return out
+
+
+def split_policies(specs: Sequence[PolicySpec]) -> tuple[list[PolicySpec], list[PolicySpec]]:
+    """The policies for an engine's scheduler, and those that the framework drives (:attr:`Policy.side`).
+
+    What cannot be imported here is left to the engine, whose process may find other modules.
+    """
+    engine: list[PolicySpec] = []
+    framework: list[PolicySpec] = []
+    for spec in specs:
+        name = spec_name(spec)
+        try:
+            factory = _REGISTRY.get(name) or _import(_BUILTIN.get(name, name))
+        except UsageError:
+            factory = None
+        (framework if getattr(factory, "side", "engine") == "framework" else engine).append(spec)
+    return engine, framework
 
 
 def check_policies(specs: Sequence[PolicySpec]) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentflow.cache.decision import Decision
-from agentflow.cache.policy import PolicySpec, check_policies
+from agentflow.cache.policy import PolicySpec, check_policies, split_policies
 from agentflow.engine._events_buffer import EventBuffer
 from agentflow.engine._portal import Portal
 from agentflow.engine.base import Call, Chunk, Completion, Engine, EngineStats, Tokenizer
 from agentflow.engine.sglang import control
 from agentflow.errors import BadRequest, EngineFailure
+from agentflow.runtime.guards import Guards
 
 __all__ = ["PortalEngine"]
 
@@ -97,10 +99,10 @@ class PortalEngine(Engine):
         self._portal.run(self._events.aflush())
 
     async def astats(self) -> EngineStats:
-        return self._with_own(control.stats(await self.acontrol("stats")))
+        return self._with_guards(self._with_own(control.stats(await self.acontrol("stats"))))
 
     def stats(self) -> EngineStats:
-        return self._with_own(control.stats(self.control("stats")))
+        return self._with_guards(self._with_own(control.stats(self.control("stats"))))
 
     def decisions(self, *, since: int = 0) -> list[Decision]:
         return control.decisions(self.control("decisions", {"since": since}))
@@ -113,13 +115,15 @@ class PortalEngine(Engine):
         engine cannot import, a reset of an engine that stays busy, or a server without our plugin,
         :class:`~agentflow.errors.EngineFailure`. Either changes nothing.
         """
-        self._check_configuration(policies)
-        await self._portal.arun(self._configure(policies, reset))
+        mine = self._take(policies)
+        await self._portal.arun(self._configure(mine, reset))
+        self._use(policies)
 
     def configure(self, *, policies: Sequence[PolicySpec] | None = None, reset: bool = False) -> None:
         """Like :meth:`aconfigure`, blocking this thread."""
-        self._check_configuration(policies)
-        self._portal.run(self._configure(policies, reset))
+        mine = self._take(policies)
+        self._portal.run(self._configure(mine, reset))
+        self._use(policies)
 
     async def acontrol(self, method: str, body: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """A control request to every scheduler (see :mod:`agentflow.engine.sglang.control`), one reply each; no
@@ -132,10 +136,25 @@ class PortalEngine(Engine):
         self._check_usable()
         return self._portal.run(self._control(method, body or {}))
 
-    def _check_configuration(self, policies: Sequence[PolicySpec] | None) -> None:
+    def _take(self, policies: Sequence[PolicySpec] | None) -> list[PolicySpec] | None:
+        """Of the policies wanted those that the engine drives; None leaves them as they are."""
         self._check_usable()
+        if policies is None:
+            return None
+        check_policies(policies)
+        mine, framework = split_policies(policies)
+        return mine if mine or not framework else None
+
+    def _use(self, policies: Sequence[PolicySpec] | None) -> None:
+        """Drive those of the policies that are the framework's."""
         if policies is not None:
-            check_policies(policies)
+            framework = split_policies(policies)[1]
+            self.guards = Guards(framework) if framework else None
+
+    def _with_guards(self, stats: EngineStats) -> EngineStats:
+        if self.guards is None:
+            return stats
+        return replace(stats, details={**stats.details, "framework": self.guards.stats()})
 
     @staticmethod
     def _check_id(request_id: str, running: Iterable[str]) -> None:

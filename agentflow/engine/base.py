@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol, Self
 from agentflow.cache.decision import Decision
 from agentflow.errors import BadSampling, EmptyPrompt, PromptTooLong
 from agentflow.events import Event
+from agentflow.runtime.guards import Guards
 
 __all__ = [
     "Call",
@@ -132,11 +133,15 @@ class Call:
     """One generate call: a prompt as token ids, where it belongs, and how to sample.
 
     ``segments`` cover the prompt without gap or overlap, or are empty when nothing is known of its parts.
-    ``time_limit`` is in seconds, from submission to the last token; None means no limit.
+    ``time_limit`` is in seconds, from submission to the last token; None means no limit. The first ``anchor`` tokens
+    are the agent's own in every call (its system prompt and tools), 0 when not known. ``adapter`` is the LoRA adapter
+    to run with, by the name under which the engine knows it.
     """
 
     token_ids: Sequence[int]
     segments: tuple[Segment, ...] = ()
+    anchor: int = 0
+    adapter: str | None = None
     at: Coordinates = Coordinates()
     sampling: Sampling = Sampling()
     request_id: str = field(default_factory=lambda: new_id("call"))
@@ -274,6 +279,8 @@ class Engine(ABC):
     model: str = ""
     #: Tokens of prompt and answer together that the model can take.
     context_length: int = 0
+    #: The policies that the framework drives for this engine's calls, None when none were chosen.
+    guards: Guards | None = None
 
     @property
     @abstractmethod

@@ -22,11 +22,13 @@ from agentflow.engine._messages import Expected, answer_chunk, answer_message, t
 from agentflow.engine._structured import json_schema_of, reader, with_raw
 from agentflow.engine.base import Call, Chunk, Completion, Engine, Sampling
 from agentflow.engine.context import current, run_for
+from agentflow.engine.guarded import aguarded, done_of, early, guarded, guards_now, refuse, work_of
 from agentflow.engine.in_flight import tracked
 from agentflow.engine.prompt import PromptBuilder
 from agentflow.engine.tool_calls import ContentGate, tool_call_schema
 from agentflow.engine.workflow import WorkflowRun
 from agentflow.errors import CallAborted, UsageError
+from agentflow.runtime.guards import Guards
 
 __all__ = ["AgentflowChat", "DEFAULT_MAX_TOKENS"]
 
@@ -74,6 +76,8 @@ class AgentflowChat(BaseChatModel):
     stop: list[str] | None = None
     #: Seconds that a call may take; None means no limit.
     time_limit: float | None = None
+    #: The LoRA adapter that calls run with, by the name under which the engine knows it.
+    adapter: str | None = None
 
     def __init__(self, engine: Engine, **options: Any) -> None:
         super().__init__(**{"engine": engine, **options})
@@ -152,6 +156,8 @@ class AgentflowChat(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         asked = self._ask(messages, stop, kwargs)
+        if (guards := guards_now(self.engine)) and early.get() is None:
+            return asked.result(guarded(self.engine, asked.call, guards))
         with tracked(self.engine, asked.call):
             completion = self.engine.generate(asked.call)
         return asked.result(completion)
@@ -164,6 +170,11 @@ class AgentflowChat(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         asked = self._ask(messages, stop, kwargs)
+        ahead = early.get()
+        if ahead is not None:
+            return asked.result(await ahead.run(self.engine, asked.call))
+        if guards := guards_now(self.engine):
+            return asked.result(await aguarded(self.engine, asked.call, guards))
         with tracked(self.engine, asked.call):
             completion = await self.engine.agenerate(asked.call)
         return asked.result(completion)
@@ -176,6 +187,7 @@ class AgentflowChat(BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         asked = self._ask(messages, stop, kwargs)
+        asked.begin_stream()
         source: Any = self.engine.stream(asked.call)
         with tracked(self.engine, asked.call), closing(source) if hasattr(source, "close") else nullcontext():
             for chunk in source:
@@ -192,6 +204,7 @@ class AgentflowChat(BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         asked = self._ask(messages, stop, kwargs)
+        asked.begin_stream()
         source: Any = self.engine.astream(asked.call)
         with tracked(self.engine, asked.call):
             async with aclosing(source) if hasattr(source, "aclose") else nullcontext():
@@ -217,12 +230,15 @@ class AgentflowChat(BaseChatModel):
         prompt = builder_of(self.engine).build(to_dicts(messages), tools=tools)
         limit = options.pop("time_limit", self.time_limit)
         request_id = options.pop("request_id", None)
+        adapter = options.pop("adapter", self.adapter)
         sampling = self._sampling(options, stop, room=self._room() - len(prompt.token_ids))
         run = run_for(self.engine)
         at = current.get()
         call = Call(
             token_ids=prompt.token_ids,
             segments=prompt.segments,
+            anchor=prompt.anchor,
+            adapter=adapter,
             at=replace(at, agent=self.agent) if at.agent is None and self.agent is not None else at,
             sampling=sampling,
             time_limit=limit,
@@ -247,7 +263,7 @@ class AgentflowChat(BaseChatModel):
         if options:
             raise UsageError(
                 f"unknown argument {', '.join(sorted(options))} for a model call: known are max_tokens, stop,"
-                f" time_limit, request_id, tools, tool_choice, response_format, {', '.join(_SAMPLING)}"
+                f" time_limit, request_id, adapter, tools, tool_choice, response_format, {', '.join(_SAMPLING)}"
             )
         if "forced_tokens" in values:
             values["forced_tokens"] = tuple(values["forced_tokens"])
@@ -279,6 +295,13 @@ class _Asked:
     run: WorkflowRun | None
     gate: ContentGate | None
     passed: int = 0
+    guards: tuple[Guards, ...] = ()
+
+    def begin_stream(self) -> None:
+        """Ask the guards whether the call may be made; they hear how it went, and are not around it."""
+        self.guards = guards_now(self.engine)
+        if self.guards:
+            refuse(self.guards, work_of(self.call))
 
     def result(self, completion: Completion) -> ChatResult:
         """The answer as LangChain's result; the workflow's report gets it too."""
@@ -297,6 +320,8 @@ class _Asked:
             self.passed += len(text)
             yield ChatGenerationChunk(message=AIMessageChunk(content=text))
         if chunk.completion is not None:
+            for each in self.guards:
+                each.finished(work_of(self.call), done_of(chunk.completion))
             self._record(chunk.completion)
             raw = self._raw(chunk.completion)
             message = answer_chunk(chunk.completion, raw, self.expected, passed=self.passed)

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
-from agentflow.cache.policy import PolicySpec, check_policies
+from agentflow.cache.policy import PolicySpec, check_policies, split_policies
 from agentflow.engine._embedded_checks import Health, check_ids, check_platform, time_limit
 from agentflow.engine._events_buffer import EventBuffer
 from agentflow.engine._host_process import HostProcess
@@ -36,6 +36,7 @@ from agentflow.errors import (
     EngineFailure,
 )
 from agentflow.events import Event, encode_batch
+from agentflow.runtime.guards import Guards
 
 __all__ = ["EmbeddedEngine", "Health"]
 
@@ -49,7 +50,8 @@ _engines: weakref.WeakSet[EmbeddedEngine] = weakref.WeakSet()
 
 class EmbeddedEngine(PortalEngine):
     """SGLang on this machine, with the cache policies ``policies`` (strongest first): names, or mappings of ``name``
-    and options.
+    and options. Those of the framework (``memo``, ``safety``, ...) are driven in this process, the others in SGLang's
+    scheduler.
 
     ``model`` is a folder, a Hugging Face id, or None for the small default model. ``max_total_tokens`` is the
     KV pool in tokens, ``host_ratio`` the size of the host tier in device pools (0: no host tier),
@@ -83,7 +85,9 @@ class EmbeddedEngine(PortalEngine):
         folder = resolve_model(model, on_progress=self._say)
         self._tokenizer = load_tokenizer(folder.path)
         self.model = folder.name
-        self.policies = tuple(policies)
+        engine_policies, framework = split_policies(policies)
+        self.policies = tuple(engine_policies or (() if not framework else ("lifecycle",)))
+        self.guards = Guards(framework) if framework else None
         self._options = ServerOptions(
             model_path=str(folder.path),
             max_total_tokens=max_total_tokens,
@@ -243,6 +247,7 @@ class EmbeddedEngine(PortalEngine):
             "input_ids": list(call.token_ids),
             "sampling_params": sampling_params(call.sampling),
             "stream": stream,
+            **({"lora_path": call.adapter} if call.adapter is not None else {}),
             "kv_hints": wire.hints(call, self._events.drain()),
         }
 

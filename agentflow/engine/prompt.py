@@ -31,13 +31,15 @@ V = TypeVar("V")
 class BuiltPrompt:
     """A prompt. ``segments`` cover ``token_ids`` without gap or overlap.
 
-    ``unsplit`` says why the template could not be split into pieces; the prompt is then one private segment.
+    ``unsplit`` says why the template could not be split into pieces; the prompt is then one private segment. The
+    first ``anchor`` tokens are the template's own text, the tools and the private part of the system prompt.
     """
 
     token_ids: list[int]
     segments: tuple[Segment, ...]
     text: str
     unsplit: str | None = None
+    anchor: int = 0
 
 
 @dataclass(slots=True)
@@ -65,6 +67,7 @@ class _Piece:
     producer: str | None = None
     ids: tuple[int, ...] | None = None
     outside: bool = False
+    anchors: bool = True
 
 
 @dataclass(slots=True)
@@ -170,14 +173,19 @@ class PromptBuilder:
             pieces = _walk(re.split(f"{opening}(\\d+){closing}", marked), parts, plain, self._dialect)
             if pieces is not None:
                 self.counters["partly_split"] += number > 0
+                if not _anchored(laid, parts):
+                    pieces[0].anchors = False
                 return pieces
         return None
 
     def _assemble(self, pieces: Iterable[_Piece], text: str, *, unsplit: str | None = None) -> BuiltPrompt:
         ids: list[int] = []
         segments: list[Segment] = []
+        anchor = 0 if unsplit is not None else None
         for piece in pieces:
             start = len(ids)
+            if anchor is None and not piece.anchors:
+                anchor = start
             if piece.ids is not None:
                 self.counters["answers_spliced"] += 1
                 ids += piece.ids
@@ -192,7 +200,7 @@ class PromptBuilder:
                 segments[-1] = Segment("private", segments[-1].start, segments[-1].length + length)
             else:
                 segments.append(Segment("private", start, length))
-        return BuiltPrompt(ids, tuple(segments), text, unsplit)
+        return BuiltPrompt(ids, tuple(segments), text, unsplit, len(ids) if anchor is None else anchor)
 
     def _encode(self, text: str, outside: bool) -> tuple[int, ...]:
         ids = self._encoded.get((text, outside))
@@ -276,6 +284,15 @@ def _marked(laid: _Laid, parts: Sequence[_Part]) -> list[dict[str, Any]]:
     return [{**m, "content": "".join(contents.get(i, ()))} for i, m in enumerate(laid.messages)]
 
 
+def _anchored(laid: _Laid, marked: Sequence[_Part]) -> bool:
+    """Whether nothing but the template, the tools and private system text comes before the first other marked part."""
+    first = next((i for i, m in enumerate(laid.messages) if m["role"] != "system"), None)
+    opening = next((p for p in laid.parts if p.role != "system" or p.slot is not None), None)
+    if opening is None:
+        return first is None
+    return any(opening is p for p in marked) and (opening.role == "system" or opening.message == first)
+
+
 def _marks(text: str) -> tuple[str, str]:
     """Two characters that ``text`` does not hold."""
     free = (c for c in map(chr, range(0xE000, 0xF8FF)) if c not in text)
@@ -309,6 +326,7 @@ def _walk(marked: Sequence[str], parts: Sequence[_Part], plain: str, dialect: Di
             return None
         ids = part.ids if text == part.text else None
         pieces.append(_Piece(text, part.slot, part.producer, ids, outside=part.role != "assistant"))
+        pieces[-1].anchors = part.role == "system" and part.slot is None
         following = None if last else parts[int(marked[i + 2])]
         pieces += _glue(glue, part, following, dialect)
         at = end

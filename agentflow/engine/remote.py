@@ -196,6 +196,7 @@ class RemoteEngine(PortalEngine):
             "input_ids": list(call.token_ids),
             "sampling_params": sampling_params(call.sampling),
             "stream": stream,
+            **({"lora_path": call.adapter} if call.adapter is not None else {}),
             "kv_hints": wire.hints(call, events),
         }
         if call.sampling.forced_tokens is not None:

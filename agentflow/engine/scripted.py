@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel
 
 from agentflow.cache.decision import Decision
+from agentflow.cache.policy import PolicySpec
 from agentflow.engine._scripted_tokenizer import ScriptedTokenizer, render_tool_call
 from agentflow.engine.base import (
     Call,
@@ -29,6 +30,7 @@ from agentflow.engine.base import (
 )
 from agentflow.errors import EngineClosed, EngineTimeout, ScriptError
 from agentflow.events import Event
+from agentflow.runtime.guards import Guards
 
 __all__ = ["Answer", "Script", "ScriptedEngine", "ScriptedToolCall", "tool_call"]
 
@@ -88,7 +90,15 @@ class ScriptedEngine(Engine):
 
     model = "scripted"
 
-    def __init__(self, script: Script, *, delay: float = 0.0, context_length: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        script: Script,
+        *,
+        delay: float = 0.0,
+        context_length: int = 1 << 20,
+        policies: Sequence[PolicySpec] = (),
+    ) -> None:
+        self.guards = Guards(policies) if policies else None
         self.context_length = context_length
         self.delay = delay
         self.calls: deque[Call] = deque(maxlen=LOG_LIMIT)
@@ -184,7 +194,10 @@ class ScriptedEngine(Engine):
 
     def stats(self) -> EngineStats:
         with self._lock:
-            return EngineStats(policy="none", running=len(self._running), counters=dict(self._counters))
+            details = {"framework": self.guards.stats()} if self.guards is not None else {}
+            return EngineStats(
+                policy="none", running=len(self._running), counters=dict(self._counters), details=details
+            )
 
     def decisions(self, *, since: int = 0) -> list[Decision]:
         return []

@@ -15,6 +15,7 @@ from typing import Any
 from agentflow.cache.decision import Decision
 from agentflow.engine.base import Completion, Coordinates, Engine, Usage
 from agentflow.events import Event, ToolEnded, ToolStarted
+from agentflow.runtime.guards import Guards
 
 __all__ = ["AgentReport", "ToolReport", "WorkflowRun"]
 
@@ -57,7 +58,8 @@ class WorkflowRun:
     """Numbers the events of one workflow, hands them to the engine, and sums up usage per agent.
 
     Thread-safe; every method is O(1). The event log and the decisions kept are bounded by ``LOG_LIMIT``.
-    ``after_seq`` is the last sequence number of an earlier run of the same workflow.
+    ``after_seq`` is the last sequence number of an earlier run of the same workflow. ``guards`` are the graph's; they
+    and the engine's hear the same events as the engine does.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class WorkflowRun:
         tenant: str | None = None,
         parent: str | None = None,
         after_seq: int = 0,
+        guards: Guards | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.engine = engine
@@ -78,10 +81,17 @@ class WorkflowRun:
         self.events: deque[Event] = deque(maxlen=LOG_LIMIT)
         self.decisions: deque[Decision] = deque(maxlen=LOG_LIMIT)
         self.dropped_events = 0
+        self._guards = guards
         self._clock = clock
         self._seq = after_seq
         self._steps = 0
         self._lock = threading.Lock()
+
+    @property
+    def guards(self) -> tuple[Guards, ...]:
+        """The policies that the framework drives in this run: the graph's, then the engine's."""
+        engine = getattr(self.engine, "guards", None)
+        return tuple(g for g in (self._guards, engine) if g is not None)
 
     @property
     def last_seq(self) -> int:
@@ -106,6 +116,8 @@ class WorkflowRun:
             if isinstance(event, ToolStarted | ToolEnded):
                 self._count_tool(event)
             self.engine.emit(event)
+            for guards in self.guards:
+                guards.observe(event)
         return event
 
     def record(self, at: Coordinates, completion: Completion) -> None:

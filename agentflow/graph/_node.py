@@ -20,6 +20,7 @@ from agentflow.engine.context import binder, current, current_run, run_for
 from agentflow.engine.workflow import WorkflowRun
 from agentflow.errors import OutputError, OutputInvalid, UsageError
 from agentflow.events import SegmentProduced, StateSuperseded
+from agentflow.graph._early import start_early, wrote
 from agentflow.graph.agent import Agent
 from agentflow.graph.answer import AgentAnswer, StopReason
 from agentflow.graph.handler import NodeBinder
@@ -121,6 +122,10 @@ class AgentNode(Runnable[Any, Any]):
         spec, ready = self.spec, self._ready or self._inherited()
         run = _enter(ready.engine)
         step = current.get().step
+        bound = binder.get()
+        scope = bound.node if run is not None and run.guards and isinstance(bound, NodeBinder) else None
+        if scope is not None and run is not None:
+            start_early(scope, run, self, state)
         past = list(_get(state, spec.history) or []) if spec.history else []
         asked = self._asked(state, prompt)
         talk = [*ready.head, *past, *asked]
@@ -163,8 +168,27 @@ class AgentNode(Runnable[Any, Any]):
         )
         if run is not None:
             self._report(run, step, message)
+        if scope is not None:
+            wrote(scope, self, answer.value)
         update = self._update(answer, state)
         return [update, *commands] if commands else update
+
+    def opening(self, state: Any) -> list[BaseMessage] | None:
+        """The messages with which the agent would begin on ``state``; None when that takes an async prompt function."""
+        ready = self._ready or self._inherited()
+        prompt = self.spec.prompt(state) if self.spec.prompt is not None else None
+        if inspect.isawaitable(prompt):
+            _discard(prompt)
+            return None
+        past = list(_get(state, self.spec.history) or []) if self.spec.history else []
+        return [*ready.head, *past, *self._asked(state, prompt)]
+
+    def first_model(self) -> Runnable[Any, Any]:
+        """The model that the agent asks first."""
+        ready = self._ready or self._inherited()
+        model = ready.talk if ready.talk is not None else ready.structured
+        assert model is not None
+        return model
 
     def _asked(self, state: Any, prompt: Prompt | None) -> list[BaseMessage]:
         if self.spec.prompt is None:

@@ -9,6 +9,7 @@ from typing import Any
 from langgraph.errors import GraphBubbleUp, GraphRecursionError
 from langgraph.types import Send
 
+from agentflow.errors import WorkflowStopped
 from agentflow.events import WorkflowOutcome
 from agentflow.graph._scopes import Binding, NodeScope
 
@@ -86,6 +87,6 @@ def outcome_of(error: BaseException | None) -> WorkflowOutcome:
         return "done"
     if isinstance(error, asyncio.CancelledError | GeneratorExit | KeyboardInterrupt):
         return "cancelled"
-    if isinstance(error, GraphRecursionError):
+    if isinstance(error, GraphRecursionError | WorkflowStopped):
         return "limit"
     return "error"

@@ -12,6 +12,7 @@ from uuid import UUID
 from agentflow.engine.base import Coordinates, Engine
 from agentflow.engine.workflow import WorkflowRun
 from agentflow.events import MAX_FIELD_CHARS, WorkflowResumed, WorkflowStarted
+from agentflow.runtime.guards import Guards
 
 __all__ = ["Binding", "NodeScope", "RootScope", "ToolScope", "Workflows", "workflows_of"]
 
@@ -38,6 +39,9 @@ class Binding:
     successors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     labels: Mapping[str, Mapping[Any, str]] = field(default_factory=dict)
     agents: frozenset[str] = frozenset()
+    #: The policies that the framework drives in its runs, beside the engine's, and its agents' nodes by name.
+    guards: Guards | None = None
+    agent_nodes: Mapping[str, Any] = field(default_factory=dict)
 
 
 #: Whether a root run begins its workflow, takes a paused one up again, or is in it beside another run.
@@ -71,7 +75,9 @@ class Workflows:
                 return live.run, "joined"
             known = self._paused.pop(root.workflow, None)
             after = self._last_seq.pop(root.workflow, 0)
-            run = known or WorkflowRun(engine, root.workflow, tenant=root.tenant, after_seq=after)
+            run = known or WorkflowRun(
+                engine, root.workflow, tenant=root.tenant, after_seq=after, guards=root.binding.guards
+            )
             self._live[root.workflow] = _Live(run)
         return run, "resumed" if known is not None or root.resumes else "started"
 

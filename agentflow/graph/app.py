@@ -11,7 +11,7 @@ from langgraph.errors import GraphRecursionError
 from langgraph.graph.state import CompiledStateGraph
 
 from agentflow.engine.workflow import WorkflowRun
-from agentflow.errors import SetupError, UsageError
+from agentflow.errors import SetupError, UsageError, WorkflowStopped
 from agentflow.graph._options import refuse_unknown
 from agentflow.graph.handler import AgentflowHandler, collected_runs
 from agentflow.graph.result import RunOutcome, RunResult
@@ -86,9 +86,10 @@ class AgentApp(CompiledStateGraph[Any, Any, Any, Any]):
         """Run the graph and say what came of it, with usage, timings and decisions per agent.
 
         A run that reaches its bound of steps (``max_steps``, else the one given at compile time) ends with
-        outcome ``limit`` and the state so far; a node's error ends it with ``error`` and the state before
-        that step. Errors of the calling code or the installation (:class:`~agentflow.errors.UsageError`,
-        :class:`~agentflow.errors.SetupError`) are raised, and so is being cancelled.
+        outcome ``limit`` and the state so far, and so does one that a policy stops (``reason`` says which limit);
+        a node's error ends it with ``error`` and the state before that step. Errors of the calling code or the
+        installation (:class:`~agentflow.errors.UsageError`, :class:`~agentflow.errors.SetupError`) are raised, and
+        so is being cancelled.
 
         ``workflow_id`` names the workflow in events; without it the ``thread_id`` does, so that a run that
         was paused goes on as the same workflow, and without both every run has an id of its own.
@@ -170,6 +171,8 @@ class _Watch:
         self._paused = False
         self._error: Exception | None = None
         self._outcome: RunOutcome | None = None
+        self._reason = ""
+        self._stopped: WorkflowStopped | None = None
 
     def take(self, mode: str, chunk: Any) -> None:
         if mode == "values":
@@ -183,7 +186,9 @@ class _Watch:
 
     def stopped(self, error: Exception) -> None:
         if isinstance(error, GraphRecursionError):
-            self._outcome = "limit"
+            self._outcome, self._reason = "limit", "max_steps"
+        elif isinstance(error, WorkflowStopped):
+            self._outcome, self._reason, self._stopped = "limit", error.reason, error
         elif isinstance(error, UsageError | SetupError):
             raise error
         else:
@@ -195,6 +200,8 @@ class _Watch:
             outcome=self._outcome or ("paused" if self._paused else "done"),
             interrupts=tuple(self._interrupts),
             error=self._error,
+            reason=self._reason,
+            stopped=self._stopped,
             runs=tuple(self.runs),
             max_steps=self._limit,
         )

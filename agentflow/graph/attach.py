@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langgraph.graph.state import CompiledStateGraph
 
+from agentflow.cache.policy import PolicySpec
 from agentflow.engine.base import Engine
 from agentflow.errors import UsageError
 from agentflow.graph._scopes import Binding
 from agentflow.graph.app import AgentApp
 from agentflow.graph.handler import AgentflowHandler
+from agentflow.runtime.guards import Guards
 
 __all__ = ["attach", "binding_of"]
 
@@ -22,6 +25,7 @@ def attach(
     name: str | None = None,
     tenant: str | None = None,
     max_steps: int | None = None,
+    policies: Sequence[PolicySpec] = (),
 ) -> AgentApp:
     """A copy of a compiled graph whose runs tell ``engine`` what happens in them.
 
@@ -30,12 +34,14 @@ def attach(
     built with: use ``AgentflowChat(engine)`` there, so that the calls reach the engine too.
 
     ``name`` names the graph and ``tenant`` who pays, in events. ``max_steps`` is a bound on its steps.
+    ``policies`` are those of the framework (``safety``, ``memo``, ``hedging``) for this graph's runs, beside the
+    engine's.
     """
     if not isinstance(graph, CompiledStateGraph):
         raise UsageError(f"attach() takes a compiled graph, not {type(graph).__name__}; call .compile() first")
     if not isinstance(engine, Engine):
         raise UsageError(f"attach() takes an engine, not {type(engine).__name__}; for a chat model, give its engine")
-    binding = binding_of(graph, engine=engine, name=name, tenant=tenant)
+    binding = binding_of(graph, engine=engine, name=name, tenant=tenant, policies=policies)
     return AgentApp.of(graph, AgentflowHandler(binding), max_steps=max_steps)
 
 
@@ -47,6 +53,8 @@ def binding_of(
     name: str | None = None,
     tenant: str | None = None,
     agents: frozenset[str] = frozenset(),
+    policies: Sequence[PolicySpec] = (),
+    agent_nodes: Mapping[str, Any] | None = None,
 ) -> Binding:
     """What can be said of a compiled graph beforehand: its edges, and the labels of its branches."""
     builder = graph.builder
@@ -66,4 +74,6 @@ def binding_of(
         successors={k: tuple(v) for k, v in successors.items()},
         labels=labels,
         agents=agents,
+        guards=Guards(policies) if policies else None,
+        agent_nodes=agent_nodes or {},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -10,6 +11,7 @@ from langchain_core.language_models import BaseChatModel
 from langgraph.graph import StateGraph
 from langgraph.types import Checkpointer
 
+from agentflow.cache.policy import PolicySpec
 from agentflow.engine.base import Engine
 from agentflow.engine.chat_model import AgentflowChat
 from agentflow.errors import UsageError
@@ -106,13 +108,15 @@ class AgentGraph(StateGraph[Any, Any, Any, Any]):
         max_steps: int = 50,
         name: str | None = None,
         tenant: str | None = None,
+        policies: Sequence[PolicySpec] = (),
         **options: Any,
     ) -> AgentApp:
         """Compile the graph for an engine (or a LangChain chat model).
 
         ``max_steps`` bounds the graph's steps: :meth:`AgentApp.run` then returns what there is, ``invoke`` raises
         LangGraph's ``GraphRecursionError``. Without ``engine`` the agents use that of the graph around
-        this one. ``tenant`` is who pays, in events. The rest are LangGraph's options.
+        this one. ``tenant`` is who pays, in events. ``policies`` are those of the framework (``safety``, ``memo``,
+        ``speculation``, ``hedging``) for this graph's runs, beside the engine's. The rest are LangGraph's options.
         """
         model = _chat_model(engine)
         producers = {s.writes: n for n, s in self._agents.items() if isinstance(s.writes, str)}
@@ -123,6 +127,8 @@ class AgentGraph(StateGraph[Any, Any, Any, Any]):
             bound.nodes[node] = replace(self.nodes[node], runnable=ready)
         compiled = StateGraph.compile(bound, checkpointer, name=name, **options)
         handler = None
+        if policies and model is None:
+            raise UsageError("policies need an engine: compile with engine=..., or give them to the outer graph")
         if model is not None:
             known = getattr(model, "engine", None)
             handler = AgentflowHandler(
@@ -133,6 +139,8 @@ class AgentGraph(StateGraph[Any, Any, Any, Any]):
                     name=name,
                     tenant=tenant,
                     agents=frozenset(self._agents),
+                    policies=policies,
+                    agent_nodes={node: bound.nodes[node].runnable for node in self._agents},
                 )
             )
         return AgentApp.of(compiled, handler, max_steps=max_steps)

@@ -13,7 +13,8 @@ from agentflow.errors import WorkflowStopped
 
 __all__ = ["RunOutcome", "RunResult"]
 
-#: ``done``: to its end. ``limit``: stopped by ``max_steps``. ``paused``: waits for input. ``error``: a node raised.
+#: ``done``: to its end. ``limit``: stopped by ``max_steps`` or a policy's limit. ``paused``: waits for input.
+#: ``error``: a node raised.
 RunOutcome = Literal["done", "limit", "paused", "error"]
 
 
@@ -32,6 +33,9 @@ class RunResult:
     error: Exception | None = None
     runs: Sequence[WorkflowRun] = field(default=(), repr=False)
     max_steps: int = 0
+    #: Which limit stopped a run of outcome ``limit``: ``max_steps``, or what a policy calls it (``tokens``, ``loop``).
+    reason: str = ""
+    stopped: WorkflowStopped | None = field(default=None, repr=False)
 
     @property
     def workflow(self) -> str | None:
@@ -68,6 +72,8 @@ class RunResult:
         """
         if self.error is not None:
             raise self.error
+        if self.stopped is not None:
+            raise WorkflowStopped(str(self.stopped), reason=self.reason, state=self.state) from self.stopped
         if self.outcome == "limit":
             raise WorkflowStopped(
                 f"the graph was stopped after max_steps={self.max_steps} steps; the state so far is kept in"

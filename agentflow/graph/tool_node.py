@@ -11,6 +11,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 from langgraph.prebuilt import InjectedState, InjectedStore, ToolRuntime
 from langgraph.runtime import get_runtime
+from langgraph.types import interrupt
 
 from agentflow.errors import UsageError
 from agentflow.tools import ToolExecutor
@@ -22,6 +23,7 @@ __all__ = ["GraphInjector", "tool_executor", "tool_node"]
 def tool_executor(tools: Iterable[BaseTool | Callable[..., Any]], **options: Any) -> ToolExecutor:
     """A :class:`~agentflow.tools.ToolExecutor` that gives tools the state, store and runtime of the graph."""
     options.setdefault("inject", GraphInjector())
+    options.setdefault("approve", interrupt)
     return ToolExecutor(tools, **options)
 
 

@@ -67,7 +67,7 @@ class Runtime:
         """Go on with other policies; the ledger, the log and the counters stay."""
         self.policies: list[Policy] = make_policies(specs, self.ledger, self.clock)
         self.specs = tuple(specs)
-        self.names = tuple(map(spec_name, specs))
+        self.names = tuple(map(spec_name, specs))  # as chosen; the policies are in order of precedence
         self._failures.clear()
         self._rebuild()
 
@@ -95,10 +95,20 @@ class Runtime:
                 self._failed(policy, "observe", OBSERVE_FAILURES)
 
     def call(
-        self, workflow: str | None, agent: str | None, branch: str | None, request: str, *, priority: int = 0
+        self,
+        workflow: str | None,
+        agent: str | None,
+        branch: str | None,
+        request: str,
+        *,
+        priority: int = 0,
+        tenant: str | None = None,
     ) -> CallRef:
         """Register a call with the ledger."""
-        return self.ledger.call(workflow, agent, branch, request, priority=priority)
+        call = self.ledger.call(workflow, agent, branch, request, priority=priority)
+        if tenant is not None and call.thread is not None:
+            call.thread.workflow.tenant = tenant
+        return call
 
     # -- score -----------------------------------------------------------------------------------------
 
@@ -259,6 +269,10 @@ class Runtime:
         self.counters[f"{kind}_{outcome}_tokens"] += tokens
 
     # -- failures --------------------------------------------------------------------------------------
+
+    def failed(self, policy: Policy, where: str) -> None:
+        """Count the exception being handled, which ``policy`` raised in ``where``, and leave the policy out."""
+        self._failed(policy, where, 1)
 
     def _failed(self, policy: Policy, where: str, allowed: int) -> None:
         self.counters["policy_errors"] += 1

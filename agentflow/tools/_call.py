@@ -57,7 +57,7 @@ class _SelfCancelled(Exception):
 
 
 class CallRun:
-    """One call, ready to run once."""
+    """One call, ready to run once. A ``quiet`` one emits no events."""
 
     def __init__(
         self,
@@ -73,6 +73,7 @@ class CallRun:
         raises: tuple[type[BaseException], ...],
         max_abandoned: int,
         clock: Callable[[], float],
+        quiet: bool = False,
     ) -> None:
         self.tool = tool
         self.call = call
@@ -85,8 +86,19 @@ class CallRun:
         self._raises = raises
         self._max_abandoned = max_abandoned
         self._clock = clock
+        self._quiet = quiet
         self._worked = 0.0
         self._started = False
+
+    @property
+    def injects(self) -> bool:
+        """Whether the tool gets arguments that the model did not give, so that its answer may depend on them."""
+        return bool(self._injected)
+
+    @property
+    def worked(self) -> float:
+        """Seconds of the tool's own work so far."""
+        return self._worked
 
     async def run(self) -> Outcome:
         """Run the call to its outcome. Raises nothing but ``CancelledError``."""
@@ -217,7 +229,7 @@ class CallRun:
 
     def _emit(self, event_type: type[ToolStarted | ToolEnded], **fields: Any) -> None:
         run = current_run.get()
-        if run is None:
+        if run is None or self._quiet:
             return
         at = current.get()
         call_id = str(self.call["id"])[:MAX_FIELD_CHARS]

@@ -8,11 +8,13 @@ from langchain_core.messages import ToolMessage
 
 __all__ = ["TOOL_ERROR_KINDS", "ToolErrorKind", "Transient", "error_kind", "error_message"]
 
-ToolErrorKind = Literal["unknown_tool", "bad_json", "bad_arguments", "timeout", "cancelled", "error", "too_many"]
+ToolErrorKind = Literal[
+    "unknown_tool", "bad_json", "bad_arguments", "timeout", "cancelled", "error", "too_many", "refused"
+]
 
 #: ``unknown_tool`` no tool has that name; ``bad_json`` the arguments are no JSON object; ``bad_arguments`` they do
 #: not fit the schema; ``timeout`` the time limit passed; ``cancelled`` the tool cancelled itself; ``error`` it raised;
-#: ``too_many`` the call was not run because of a limit.
+#: ``too_many`` the call was not run because of a limit; ``refused`` a policy or a person did not allow it.
 TOOL_ERROR_KINDS: tuple[ToolErrorKind, ...] = get_args(ToolErrorKind)
 
 _KEY = "agentflow_error_kind"

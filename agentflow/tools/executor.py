@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Protocol
 
 from langchain_core.messages import AIMessage, InvalidToolCall, ToolCall, ToolMessage
@@ -16,8 +16,10 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 
 from agentflow.engine._portal import Portal
+from agentflow.engine.guarded import guards_now
 from agentflow.errors import EngineFailure, SetupError, UsageError
 from agentflow.tools._call import CallRun, Outcome
+from agentflow.tools._guarded import Approver, call_key, permitted, run_guarded
 from agentflow.tools.errors import error_message
 from agentflow.tools.node import ToolExecutorNode
 from agentflow.tools.output import clip_content
@@ -54,7 +56,8 @@ class ToolExecutor:
     ``timeout`` (seconds of a call's own work), ``concurrency`` (calls at once), ``max_output`` (characters) hold
     for tools that do not say otherwise; ``options`` gives foreign tools options by name. ``max_calls`` is how many
     calls of one message are run. ``max_abandoned`` refuses to start a sync tool while that many timed-out calls of this
-    process still run. ``inject`` supplies injected arguments. ``clock`` measures durations, in seconds.
+    process still run. ``inject`` supplies injected arguments. ``approve`` asks a person whether a call may be made
+    that a policy wants approved. ``clock`` measures durations, in seconds.
 
     Thread-safe; one executor may serve sync and async callers on several event loops at once.
     """
@@ -71,6 +74,7 @@ class ToolExecutor:
         options: Mapping[str, ToolOptions] | None = None,
         raises: tuple[type[BaseException], ...] = (),
         inject: Injector | None = None,
+        approve: Approver | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         ToolOptions(timeout=timeout, concurrency=concurrency, max_output=max_output)
@@ -89,6 +93,7 @@ class ToolExecutor:
         self.max_abandoned = max_abandoned
         self.raises: tuple[type[BaseException], ...] = (UsageError, SetupError, EngineFailure, *raises)
         self.inject = inject
+        self.approve = approve
         self.clock = clock
         self.slots = Slots(concurrency)
         self._options = {name: _options_of(t, (options or {}).get(name)) for name, t in self.tools.items()}
@@ -121,9 +126,14 @@ class ToolExecutor:
         ]
         first: dict[str, asyncio.Task[Outcome]] = {}
         tasks: list[asyncio.Task[Outcome] | None] = []
+        refused = [permitted(job, self.approve) if isinstance(job, CallRun) else None for job in jobs]
         try:
-            for job in jobs:
-                tasks.append(_start(job, first) if isinstance(job, CallRun) else None)
+            for i, job in enumerate(jobs):
+                if isinstance(job, CallRun) and refused[i] is None:
+                    again = partial(self._prepare_again, i, valid[i], state, config, prefer_sync)
+                    tasks.append(_start(job, first, again))
+                else:
+                    tasks.append(None)
             started = [t for t in tasks if t is not None]
             if started:
                 await asyncio.wait(started)
@@ -133,7 +143,7 @@ class ToolExecutor:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
             raise
-        outcomes = [t.result() if t is not None else None for t in tasks]
+        outcomes = [t.result() if t is not None else no for t, no in zip(tasks, refused, strict=True)]
         for outcome in outcomes:
             if outcome is not None and outcome.error is not None:
                 raise outcome.error
@@ -143,8 +153,23 @@ class ToolExecutor:
         answers.extend(_broken(i, call) for i, call in enumerate(invalid, len(valid)))
         return answers
 
-    def _prepare(
+    def _prepare_again(
         self, index: int, call: ToolCall, state: Any, config: RunnableConfig | None, prefer_sync: bool
+    ) -> CallRun:
+        """The call once more, for a second try that nobody hears of."""
+        job = self._prepare(index, call, state, config, prefer_sync, quiet=True)
+        assert isinstance(job, CallRun)
+        return job
+
+    def _prepare(
+        self,
+        index: int,
+        call: ToolCall,
+        state: Any,
+        config: RunnableConfig | None,
+        prefer_sync: bool,
+        *,
+        quiet: bool = False,
     ) -> CallRun | ToolMessage:
         name, call_id = call["name"], call["id"] or f"call-{index}"
         call = ToolCall(name=name, args=call["args"], id=call_id, type="tool_call")
@@ -168,6 +193,7 @@ class ToolExecutor:
             raises=self.raises,
             max_abandoned=self.max_abandoned,
             clock=self.clock,
+            quiet=quiet,
         )
 
     def _answer(self, job: CallRun | ToolMessage, outcome: Outcome | None) -> Any:
@@ -193,13 +219,16 @@ def _split(calls: Calls) -> tuple[list[ToolCall], list[InvalidToolCall]]:
     return list(calls), []
 
 
-def _start(job: CallRun, first: dict[str, asyncio.Task[Outcome]]) -> asyncio.Task[Outcome]:
+def _start(
+    job: CallRun, first: dict[str, asyncio.Task[Outcome]], again: Callable[[], CallRun]
+) -> asyncio.Task[Outcome]:
     """Start a call; equal calls of a pure tool share the first one's task."""
+    guards = guards_now()
     if not job.options.pure:
-        return asyncio.create_task(job.run())
-    key = json.dumps([job.tool.name, job.call["args"]], sort_keys=True, default=repr)
+        return asyncio.create_task(run_guarded(job, again, guards) if guards else job.run())
+    key = call_key(job.tool.name, job.call["args"])
     if key not in first:
-        first[key] = asyncio.create_task(job.run())
+        first[key] = asyncio.create_task(run_guarded(job, again, guards) if guards else job.run())
     return first[key]
 
 

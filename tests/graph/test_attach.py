@@ -22,7 +22,7 @@ from agentflow import AgentflowChat
 from agentflow.engine.scripted import ScriptedEngine, tool_call
 from agentflow.errors import UsageError
 from agentflow.graph import ambient, attach, tool_node
-from agentflow.graph._scopes import PAUSED_LIMIT, Workflows, workflows_of
+from agentflow.graph._scopes import PAUSED_LIMIT, Binding, Workflows, workflows_of
 from tests.graph.graph_helpers import Runner, assert_in_order, kinds, of_kind
 
 
@@ -374,6 +374,7 @@ def test_attach_says_what_it_takes(bad: Any) -> None:
 def test_paused_workflows_are_bounded_and_die_with_their_engine() -> None:
     class Root:
         workflow, graph, tenant, resumes = "", "g", None, False
+        binding = Binding()
 
     engine = ScriptedEngine([])
     book: Workflows = workflows_of(engine)

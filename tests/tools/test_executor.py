@@ -315,5 +315,5 @@ def test_wrong_set_up_is_refused() -> None:
 
 
 def test_error_kinds_are_closed() -> None:
-    assert len(set(TOOL_ERROR_KINDS)) == len(TOOL_ERROR_KINDS) == 7
+    assert len(set(TOOL_ERROR_KINDS)) == len(TOOL_ERROR_KINDS) == 8
     assert error_kind(ToolMessage("x", tool_call_id="1", additional_kwargs={"agentflow_error_kind": "other"})) is None

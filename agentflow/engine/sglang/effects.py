@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentflow.cache.policy import Effect, Prefetch
 
 if TYPE_CHECKING:
     from agentflow.engine.sglang.radix_cache import AgentRadixCache
 
-__all__ = ["carry_out"]
+__all__ = ["carry_out", "make_room"]
 
 
-def carry_out(cache: AgentRadixCache, effects: Sequence[Effect]) -> None:
-    """Carry out what can be, highest value first; the rest is counted as refused. What was queued starts as one."""
+def carry_out(
+    cache: AgentRadixCache,
+    effects: Sequence[Effect],
+    others: Mapping[type[Effect], Callable[[Any], bool]] | None = None,
+) -> None:
+    """Carry out what can be, highest value first; the rest is counted as refused. What was queued starts as one.
+
+    ``others`` says how effects are carried out that are not the cache's own affair.
+    """
     queued = False
     for effect in sorted(effects, key=lambda e: -e.value):
+        if not isinstance(effect, Prefetch):
+            does = (others or {}).get(type(effect))
+            if does is None or not does(effect):
+                cache.runtime.counters["effects_refused"] += 1
+            continue
         cache.tree_core.cause = f"prefetch of node {effect.node}"
         try:
             done = _prefetch(cache, effect)
@@ -43,7 +55,7 @@ def _prefetch(cache: AgentRadixCache, effect: Prefetch) -> bool:
         path.append(above)
         above = above.parent
     needed = sum(len(n.key) for n in path)
-    if not _make_room(cache, needed, effect, above):
+    if not make_room(cache, needed, effect.displace, above):
         return False
     if not cache.load_back(effect.node):
         return False
@@ -63,8 +75,10 @@ def _prefetch(cache: AgentRadixCache, effect: Prefetch) -> bool:
     return True
 
 
-def _make_room(cache: AgentRadixCache, needed: int, effect: Prefetch, anchor: Any) -> bool:
-    """Have ``needed`` tokens free, displacing no more than the effect allows.
+def make_room(
+    cache: AgentRadixCache, needed: int, displace: Literal["nothing", "retired", "active"], anchor: Any
+) -> bool:
+    """Have ``needed`` tokens free, displacing no more than ``displace`` allows.
 
     Retired leaves are evicted one by one; when they do not suffice, what they gave is free space all the same, and
     nobody that is alive lost anything. The node that the load hangs on is kept.
@@ -73,9 +87,9 @@ def _make_room(cache: AgentRadixCache, needed: int, effect: Prefetch, anchor: An
     available = cache.token_to_kv_pool_allocator.available_size
     if available() >= needed:
         return True
-    if effect.displace == "nothing":
+    if displace == "nothing":
         return False
-    if effect.displace == "active":
+    if displace == "active":
         return True  # load_back evicts for itself, in the policies' order
     leaves = core.evictable_device_leaves
     leaves.leaves.start()

@@ -24,9 +24,10 @@ def register() -> None:
     if "agentflow" not in registered_radix_cache_backends():
         register_radix_cache_backend("agentflow", _create_cache)
     if multiprocessing.parent_process() is not None and "sglang.srt.managers.scheduler" in sys.modules:
-        from agentflow.engine.sglang import scheduler
+        from agentflow.engine.sglang import lora_cpu, scheduler
         from agentflow.engine.sglang.correction import hooks as correction
 
+        lora_cpu.install()
         for found in (scheduler.hooks(), correction.hooks()):
             for target, hook in found.items():
                 HookRegistry.register(target, hook, HookType.AROUND)

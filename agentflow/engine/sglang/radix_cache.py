@@ -20,6 +20,7 @@ from agentflow.cache.policy import CallArrived, CallFinished, PolicySpec
 from agentflow.cache.ttl.recognise import recognise_tool
 from agentflow.engine.base import Coordinates
 from agentflow.engine.sglang import wire
+from agentflow.engine.sglang.anchors import Anchors, computed, is_internal
 from agentflow.engine.sglang.ballast import Ballast
 from agentflow.engine.sglang.clock import StreamClock
 from agentflow.engine.sglang.eviction import AgentFullComponent
@@ -48,12 +49,23 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
     #: The load that prefetches started last, -1 when none is under way.
     _prefetching = -1
     #: Set aside while comparing pool sizes; emptying the cache gives it back.
+    #: Adapters loaded ahead of which no call has come yet.
+    preloaded: set[str]
+    #: Requests held back in the present step; they are in the queue again after it.
+    held: list[Any]
+    #: The anchors seen, so that they can be computed ahead.
+    anchors: Anchors
     ballast = Ballast()
 
     def __init__(self, params: Any, *, policies: Sequence[PolicySpec], shared_time: bool) -> None:
         self.clock: Callable[[], float] = StreamClock() if shared_time else time.time
         self.runtime = Runtime(policies, clock=self.clock)
         register = partial(AgentTreeCore, runtime=self.runtime)
+        #: How long loads from the host take.
+        self.load_times = LoadTimes()
+        self.anchors = Anchors()
+        self.held = []
+        self.preloaded = set()
         backend = f"{BACKEND}-{id(self)}"
         register_tree_core_backend(backend, register)
         params.tree_core_backend = backend
@@ -96,15 +108,24 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
             return
         actions = [(a.action_type, a.payload) for a in req.kv_hints.actions] if req.kv_hints else []
         hint, events, refused = wire.read_hints(actions, prompt_tokens=len(req.origin_input_ids))
+        if is_internal(req):
+            req.agentflow = AgentRequest(CallRef(None), self.runtime.log.last_seq, self.clock())
+            req.agentflow.left = True  # policies hear of what they asked for by what it does
+            return
+        began = time.thread_time_ns()
         if isinstance(self.clock, StreamClock) and hint is not None:
             self.clock.advance(hint.time)
         if events or refused:
             self.observe(events, refused)
         at = hint.at if hint is not None else Coordinates()
-        call = self.runtime.call(at.workflow, at.agent, at.branch, req.rid, priority=req.priority or 0)
+        call = self.runtime.call(
+            at.workflow, at.agent, at.branch, req.rid, priority=req.priority or 0, tenant=at.tenant
+        )
         req.agentflow = AgentRequest(call, self.runtime.log.last_seq, self.clock(), hint)
         if self.runtime.watches_nodes:
-            self.runtime.observe(CallArrived(req.rid, call, len(req.origin_input_ids)))
+            tokens = hint.anchor if hint is not None else 0
+            anchor = self.anchors.seen(req, tokens) if tokens else 0
+            self.runtime.observe(CallArrived(req.rid, call, len(req.origin_input_ids), anchor, tokens, req.lora_id))
         if at.workflow is not None:
             self.tree_core.heard_of(at.workflow)
 
@@ -157,8 +178,12 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         if self.runtime.watches_nodes:
             self.runtime.observe(self._outcome(req, state))
         if state.call.thread is not None:
+            if is_internal(req):
+                computed(self, req)
+                return
             self.tree_core.heard_of(state.call.thread.workflow.id)
 
+                self.anchors.mark(self.tree_core, req)
     def _outcome(self, req: Any, state: AgentRequest) -> CallFinished:
         times = req.time_stats
         began, prefilled = times.forward_entry_time, times.prefill_finished_time

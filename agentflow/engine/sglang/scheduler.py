@@ -7,12 +7,13 @@ logged, and SGLang's own method runs all the same.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from agentflow.cache.policy import PoolState, WaitingCall
-from agentflow.engine.sglang import control, hidden_states
+from agentflow.cache.policy import HOLD, Effect, LoadAdapter, PoolState, WaitingCall, WarmUp
+from agentflow.engine.sglang import adapters, anchors, control, hidden_states
 from agentflow.engine.sglang.ballast import Ballast, set_aside
 from agentflow.engine.sglang.correction import control as correction
 from agentflow.engine.sglang.correction.namespace import broken_paths
@@ -40,6 +41,7 @@ def hooks() -> dict[str, Callable[..., Any]]:
         "sglang.srt.mem_cache.allocation.alloc_for_extend": alloc_for,
         "sglang.srt.mem_cache.allocation.alloc_for_decode": alloc_for,
         **hidden_states.hooks(),
+        **anchors.hooks(),
     }
 
 
@@ -50,6 +52,9 @@ def add_request_to_queue(original: Callable[..., Any], scheduler: Any, req: Any,
         if cache.decode is None and scheduler.tokenizer is not None:
             cache.decode = scheduler.tokenizer.decode
         _guarded(cache, "reading hints", lambda: cache.arrived(req))
+        if req.lora_id is not None:
+            manager = scheduler.tp_worker.model_runner.lora_manager
+            _guarded(cache, "an adapter", lambda: adapters.arriving(manager, cache, req.lora_id))
     return original(scheduler, req, *args, **kwargs)
 
 
@@ -72,16 +77,32 @@ def get_next_batch_to_run(original: Callable[..., Any], scheduler: Any, *args: A
         if cache.runtime.watches_pool:
             _guarded(cache, "telling the pool's state", lambda: cache.runtime.observe(_pool_state(scheduler, cache)))
         if cache.runtime.acts and not scheduler.waiting_queue and scheduler.chunked_req is None:
-            _guarded(cache, "effects", lambda: carry_out(cache, cache.runtime.act()))
+            _guarded(cache, "effects", lambda: carry_out(cache, cache.runtime.act(), _others(scheduler, cache)))
+        held = cache.held = []
+        try:
+            return original(scheduler, *args, **kwargs)
+        finally:
+            cache.held = []
+            scheduler.waiting_queue.extend(held)
     return original(scheduler, *args, **kwargs)
+
+
+def _others(scheduler: Any, cache: AgentRadixCache) -> dict[type[Effect], Callable[[Any], bool]]:
+    """How effects are carried out that need more than the cache."""
+    return {
+        WarmUp: lambda effect: anchors.warm_up(scheduler, cache, effect),
+        LoadAdapter: lambda effect: adapters.load(scheduler, cache, effect),
+    }
 
 
 def calc_priority(original: Callable[..., Any], policy: Any, waiting_queue: list[Any], *args: Any, **kw: Any) -> Any:
     """Order the waiting queue by the policies' scores, SGLang's own order breaking ties."""
     result = original(policy, waiting_queue, *args, **kw)
     cache = policy.tree_cache
-    if isinstance(cache, AgentRadixCache) and cache.runtime.ranks_calls and len(waiting_queue) > 1:
-        _guarded(cache, "ordering the queue", lambda: _order(cache, waiting_queue))
+    if isinstance(cache, AgentRadixCache) and cache.runtime.ranks_calls and waiting_queue:
+        running = args[0] if args else kw.get("running_batch")
+        busy = running is not None and not running.is_empty()
+        _guarded(cache, "ordering the queue", lambda: _order(cache, waiting_queue, busy))
     return result
 
 
@@ -120,7 +141,8 @@ def answer(scheduler: Any, method: str, body: Mapping[str, Any]) -> dict[str, An
     if not isinstance(cache, AgentRadixCache):
         raise UsageError("this engine runs SGLang's own cache; start it with radix_cache_backend=agentflow")
     if method == "events":
-        cache.observe(*decode_batch(body.get("batch")))
+        began = time.thread_time_ns()
+        cache.observe(*decode_batch(body.get("batch")), began=began)
         return {}
     if method == "stats":
         return _stats(scheduler, cache)
@@ -259,7 +281,8 @@ def _check(scheduler: Any, cache: AgentRadixCache) -> dict[str, Any]:
     return {"idle": True, "problems": problems[:20]}
 
 
-def _order(cache: AgentRadixCache, waiting_queue: list[Any]) -> None:
+def _order(cache: AgentRadixCache, waiting_queue: list[Any], busy: bool) -> None:
+    """Order the queue, and take out for this step what is not to run now, unless nothing else would run."""
     ranked = []
     for place, req in enumerate(waiting_queue):
         state = getattr(req, "agentflow", None)
@@ -272,10 +295,17 @@ def _order(cache: AgentRadixCache, waiting_queue: list[Any]) -> None:
             cached_tokens=req.num_matched_prefix_tokens,
             arrived=state.arrived,
             preempted=req.is_retracted,
+            anchor=(getattr(req, "agentflow_anchor", None) or (0,))[0],
         )
         ranked.append(((*cache.runtime.score_call(call), float(place)), req))
     ranked.sort(key=lambda pair: pair[0])
-    waiting_queue[:] = [req for _, req in ranked]
+    held = [req for score, req in ranked if HOLD in score]
+    if held and len(held) == len(ranked) and not busy:
+        del held[0]
+    cache.held += held
+    cache.runtime.counters["calls_held"] += len(held)
+    kept = set(map(id, held))
+    waiting_queue[:] = [req for _, req in ranked if id(req) not in kept]
 
 
 def _guarded(cache: AgentRadixCache, what: str, work: Callable[[], None]) -> None:

@@ -38,6 +38,8 @@ class CallHint:
     segments: tuple[Segment, ...] = ()
     time: float = 0.0
     reuse: Reuse = "exact"
+    #: The first tokens of the prompt, which are the agent's own in every call.
+    anchor: int = 0
 
 
 class Reply(NamedTuple):
@@ -58,6 +60,8 @@ def hints(call: Call, events: Sequence[Event]) -> dict[str, Any]:
     payload["time"] = time.time()
     if call.reuse != "exact":
         payload["reuse"] = call.reuse
+    if call.anchor:
+        payload["anchor"] = call.anchor
     if call.segments:
         payload["segments"] = [[s.kind[0], s.start, s.length, s.slot, s.producer] for s in call.segments]
     actions = [_action(CALL_ACTION, call.request_id, payload)]
@@ -128,7 +132,10 @@ def _read_call(payload: Any, prompt_tokens: int) -> tuple[CallHint | None, int]:
         return None, 1
     segments, refused = _read_segments(payload.get("segments"), prompt_tokens)
     reuse: Reuse = "corrected" if payload.get("reuse") == "corrected" else "exact"
-    return CallHint(Coordinates(step=step, **fields), segments, float(sent), reuse), refused
+    anchor = payload.get("anchor", 0)
+    if not isinstance(anchor, int) or isinstance(anchor, bool) or not 0 <= anchor <= prompt_tokens:
+        anchor, refused = 0, refused + 1
+    return CallHint(Coordinates(step=step, **fields), segments, float(sent), reuse, anchor), refused
 
 
 def _read_segments(raw: Any, prompt_tokens: int) -> tuple[tuple[Segment, ...], int]:
