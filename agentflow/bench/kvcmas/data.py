@@ -81,8 +81,10 @@ AGENTS = (
 )
 
 
-def load_items(folder: Path, count: int, *, seed: int = 0) -> list[Item]:
+def load_items(folder: Path, count: int, *, seed: int = 0, longest: int = 800) -> list[Item]:
     """``count`` items in random order, a third of them from HumanEval (as far as there are), the rest from gsm8k.
+
+    Items of more than ``longest`` characters, question and answer together, are left out, which bounds the run time.
 
     Raises UsageError when the files are not there.
     """
@@ -91,15 +93,15 @@ def load_items(folder: Path, count: int, *, seed: int = 0) -> list[Item]:
         if not path.is_file():
             raise UsageError(f"the experiment reads {path}, which is not there: give the folder that holds it (--data)")
     pick = random.Random(seed)
-    problems = [json.loads(line) for line in maths.read_text(encoding="utf-8").splitlines()]
-    tasks = [json.loads(line) for line in code.read_text(encoding="utf-8").splitlines()]
+    problems = [_problem(n, json.loads(line)) for n, line in enumerate(maths.read_text("utf-8").splitlines())]
+    tasks = [_task(json.loads(line)) for line in code.read_text("utf-8").splitlines()]
+    problems, tasks = ([i for i in kind if len(i.question) + len(i.answer) <= longest] for kind in (problems, tasks))
     pick.shuffle(problems)
     pick.shuffle(tasks)
     wanted = min(count // 3, len(tasks))
     if count - wanted > len(problems):
         raise UsageError(f"{count} items asked for; there are {len(problems)} problems and {len(tasks)} coding tasks")
-    items = [Item(f"gsm8k-{n}", p["question"], _plain(p["answer"])) for n, p in enumerate(problems[: count - wanted])]
-    items += [Item(t["name"], "Complete this function:\n" + t["prompt"].rstrip(), _tests(t)) for t in tasks[:wanted]]
+    items = problems[: count - wanted] + tasks[:wanted]
     pick.shuffle(items)
     return items
 
@@ -116,12 +118,15 @@ def near_duplicate(text: str, *, seed: int = 0) -> str:
     return " ".join(words)
 
 
-def _plain(answer: str) -> str:
+def _problem(number: int, found: dict[str, str]) -> Item:
     """A gsm8k answer without the marks of its calculator."""
-    return re.sub(r"<<.*?>>", "", answer).replace("#### ", "The answer is ")
+    answer = re.sub(r"<<.*?>>", "", found["answer"]).replace("#### ", "The answer is ")
+    return Item(f"gsm8k-{number}", found["question"], answer)
 
 
-def _tests(task: dict[str, str]) -> str:
-    lines: Sequence[str] = task["test"].strip().splitlines()
+def _task(found: dict[str, str]) -> Item:
+    """HumanEval's answer is what a tester would write: some of the task's own tests."""
+    lines: Sequence[str] = found["test"].strip().splitlines()
     shown = [line for line in lines if "assert" in line][:6]
-    return f"Tests for {task['entry_point']}:\ndef check(candidate):\n" + "\n".join(shown)
+    answer = f"Tests for {found['entry_point']}:\ndef check(candidate):\n" + "\n".join(shown)
+    return Item(found["name"], "Complete this function:\n" + found["prompt"].rstrip(), answer)

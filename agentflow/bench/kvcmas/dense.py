@@ -79,34 +79,43 @@ class DenseModel:
         return Extension(SegmentKV(keys, values, before), out.logits[0].log_softmax(-1))
 
     @torch.inference_mode()
-    def recompute(
-        self, before: SegmentKV, segment: SegmentKV, tokens: Sequence[int], offsets: Sequence[int]
-    ) -> SegmentKV:
-        """``segment`` with the KV at ``offsets`` computed through the model, each token with all before it in place.
+    def read(
+        self,
+        before: SegmentKV,
+        segment: SegmentKV,
+        tokens: Sequence[int],
+        offsets: Sequence[int],
+        after: Sequence[int] = (),
+        *,
+        keep: int = 1,
+    ) -> Extension:
+        """Recompute a segment's ``offsets`` and go on with ``after``: the segment, and the last log-probabilities.
 
-        In one pass: every layer writes the new KV of all of them, then each looks at what stands before it. That
+        In one pass: every layer writes the new KV of all these tokens, then each looks at what stands before it. That
         equals one pass after the other over runs of neighbours.
         """
         from transformers import DynamicCache
 
-        whole = joined(before, segment)
-        if not offsets:
-            return segment
-        places = torch.tensor(offsets) + before.tokens
+        if not offsets and not after:
+            return Extension(segment, torch.empty(0))
+        shape = (segment.keys.shape[0], len(after), *segment.keys.shape[2:])
+        room = SegmentKV(torch.zeros(shape), torch.zeros(shape), segment.end)
+        whole = joined(before, segment, room)
+        places = torch.tensor([before.tokens + n for n in offsets] + list(range(segment.end, segment.end + len(after))))
         cache = DynamicCache()
         cache.layers = [
             _Slots(whole.keys[layer].transpose(0, 1)[None], whole.values[layer].transpose(0, 1)[None], places)
             for layer in range(whole.keys.shape[0])
         ]
-        self._model(
-            input_ids=torch.tensor([[tokens[n] for n in offsets]]),
+        out = self._model(
+            input_ids=torch.tensor([[*(tokens[n] for n in offsets), *after]]),
             position_ids=places[None],
             attention_mask=(torch.arange(whole.tokens)[None] <= places[:, None])[None, None],
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=max(keep, 1),
         )
-        return whole.part(before.tokens, whole.tokens)
+        return Extension(whole.part(before.tokens, segment.end), out.logits[0].log_softmax(-1))
 
     def greedy(self, past: SegmentKV, tokens: Sequence[int], count: int) -> list[int]:
         """The ``count`` most likely next tokens after ``past`` and ``tokens``, one by one."""

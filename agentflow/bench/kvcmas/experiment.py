@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from agentflow.bench.kvcmas.contenders import CONTENDERS, Contender, Field, Sample
+from agentflow.bench.kvcmas.contenders import CONTENDERS, Contender, Field, Sample, chosen
 from agentflow.bench.kvcmas.data import AGENTS, SLOTS, Item, near_duplicate
-from agentflow.bench.kvcmas.dense import DenseModel, joined
+from agentflow.bench.kvcmas.dense import DenseModel
 from agentflow.bench.kvcmas.measures import drift, errors
 from agentflow.bench.kvcmas.prompts import Place, Prompts, Tokens
 from agentflow.cache.kvcmas.corrector import Corrector
@@ -30,13 +30,14 @@ _COMPARED, _HEAD = 20, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """``anchors`` items make the pool, ``items`` others are tested (two segments each); of those ``repeats`` also
-    against an exact repeat and a near duplicate, and ``chains`` along all four agents."""
+    """``anchors`` items make the pool, ``items`` others are tested (two segments each). On the first few of those run
+    more: ``brief`` contenders, exact repeats and near duplicates, chains along all four agents."""
 
     anchors: int = 10
     items: int = 100
-    repeats: int = 50
-    chains: int = 30
+    brief: int = 40
+    repeats: int = 30
+    chains: int = 20
 
     @property
     def needed(self) -> int:
@@ -58,14 +59,13 @@ class Experiment:
         self, items: Sequence[Item], size: Size, contenders: Sequence[Contender] = CONTENDERS
     ) -> dict[str, list[Row]]:
         """Rows of three kinds: ``methods``, ``repeats`` and ``chain``."""
-        samples: list[Sample] = []
+        field = Field(self.rope, contenders, anchors=size.anchors)
         for n, item in enumerate(items[: size.anchors]):
             self._say(f"anchors {n + 1} of {size.anchors}")
-            samples += self._samples(item)
-        field = Field(self.rope, contenders, anchors=size.anchors)
+            field.learn(self._samples(item))
         self._say("fitting")
-        field.learn(samples)
-        samples.clear()
+        field.fit()
+        kernel = field.correctors["token-kernel", False]
         rows: dict[str, list[Row]] = {"methods": [], "repeats": [], "chain": []}
         for n, item in enumerate(items[size.anchors : size.needed]):
             self._say(f"item {n + 1} of {size.items}")
@@ -75,11 +75,12 @@ class Experiment:
             places = {agent.name: self.prompts.dense(agent, tokens) for agent in everyone}
             source, target = (places[agent.name] for agent in _HOPS[hop])
             for slot in SLOTS:
-                rows["methods"] += self._compare(item, tokens, slot, source, target, field)
+                now = [c for c in contenders if n < size.brief or not c.brief]
+                rows["methods"] += self._compare(item, tokens, slot, source, target, field, now)
                 if n < size.chains:
-                    rows["chain"] += self._chain(item, tokens, slot, places, field.correctors["kernel"])
+                    rows["chain"] += self._chain(item, tokens, slot, places, kernel)
             if n < size.repeats:
-                rows["repeats"] += self._repeats(item, tokens, source, target, field.correctors["kernel"])
+                rows["repeats"] += self._repeats(item, tokens, source, target, kernel)
         return rows
 
     def _samples(self, item: Item) -> list[Sample]:
@@ -95,38 +96,43 @@ class Experiment:
                 out.append(Sample(Edge(slot, CONTEXT_FREE, target.name), tokens.of(slot), alone, there))
         return out
 
-    def _compare(self, item: Item, tokens: Tokens, slot: str, source: Place, target: Place, field: Field) -> list[Row]:
+    def _compare(
+        self,
+        item: Item,
+        tokens: Tokens,
+        slot: str,
+        source: Place,
+        target: Place,
+        field: Field,
+        contenders: Sequence[Contender],
+    ) -> list[Row]:
         ids, there, before = tokens.of(slot), target.segment(slot), target.before(slot)
-        sources = {False: source.segment(slot), True: self.prompts.alone(ids)}
         private, compared = self.prompts.follow(target, slot, tokens, _COMPARED)
         after = [*private, *compared[:-1]]
-        want = self.model.extend(joined(before, there), after, keep=len(compared)).logprobs
+        want = self.model.read(before, there, ids, (), after, keep=len(compared)).logprobs
+        sources = {False: source.segment(slot)}
+        if any(c.context_free for c in contenders):
+            sources[True] = self.prompts.alone(ids)
+        moved = {free: _moved(self.rope, kv, there.start) for free, kv in sources.items()}
+        estimates: dict[tuple[str, bool], Estimate] = {}
         rows = []
-        for contender in field.contenders:
-            corrector = field.correctors[contender.name]
-            mine = sources[contender.context_free]
+        for contender in contenders:
+            free = contender.context_free
+            corrector = field.correctors[contender.estimate]
             edge = corrector.edge(slot, source.agent.name, target.agent.name)
-            found = corrector.estimate(edge, ids, mine, there.start)
-            if not isinstance(found, Estimate):
-                raise AssertionError(f"{contender.name} refused: {found}")
-            chosen = self._deviating(found.kv, there) if contender.deviation else found.recompute
-            kv = self.model.recompute(before, found.kv, ids, chosen)
-            got = self.model.extend(joined(before, kv), after, keep=len(compared)).logprobs
-            moved = SegmentKV(self.rope.shift(mine.keys, there.start - mine.start), mine.values, there.start)
-            head = float(_relative(found.kv.part(0, _HEAD), there.part(0, _HEAD)))
-            row: Row = {"item": item.name, "slot": slot, "hop": f"{edge.source}>{edge.target}", "tokens": len(ids)}
-            row |= {"method": contender.name, "recomputed": len(chosen), "runs": _runs(chosen), "head": head}
-            row |= errors(self.rope, kv, there, moved) | drift(want, got)._asdict()
+            if (found := estimates.get(contender.estimate)) is None:
+                made = corrector.estimate(edge, ids, sources[free], there.start)
+                assert isinstance(made, Estimate), f"{contender.name}: {made}"
+                found = estimates[contender.estimate] = made
+            offsets = chosen(contender, found.kv, moved[free], there) if contender.recompute else ()
+            kv, got = self.model.read(before, found.kv, ids, offsets, after, keep=len(compared))
+            row: Row = {"item": item.name, "slot": slot, "hop": f"{source.agent.name}>{target.agent.name}"}
+            row |= {"tokens": len(ids), "method": contender.name, "recomputed": len(offsets), "runs": _runs(offsets)}
+            row |= errors(kv, there, moved[free]) | drift(want, got)._asdict()
             row |= {k: float(found.terms[k]) for k in ("distance", "entropy") if k in found.terms}
+            row["head"] = _relative(found.kv.part(0, _HEAD), there.part(0, _HEAD))
             rows.append(row)
         return rows
-
-    @staticmethod
-    def _deviating(found: SegmentKV, dense: SegmentKV) -> tuple[int, ...]:
-        """The 15 % of tokens whose values deviate most in the second layer, which CacheBlend computes for all."""
-        off = (found.values[1] - dense.values[1]).flatten(1).norm(dim=1)
-        count = round(0.15 * found.tokens)
-        return tuple(sorted(off.topk(count).indices.tolist()))
 
     def _chain(
         self, item: Item, tokens: Tokens, slot: str, places: dict[str, Place], corrector: Corrector
@@ -140,9 +146,9 @@ class Experiment:
             for kind, mine in (("chained", fed), ("from dense", dense)):
                 found = corrector.estimate(edge, ids, mine, there.start)
                 assert isinstance(found, Estimate), found
-                moved = SegmentKV(self.rope.shift(dense.keys, there.start - dense.start), dense.values, there.start)
+                moved = _moved(self.rope, dense, there.start)
                 row: Row = {"item": item.name, "slot": slot, "hops": n, "source": kind}
-                rows.append(row | errors(self.rope, found.kv, there, moved))
+                rows.append(row | errors(found.kv, there, moved))
                 if kind == "chained":
                     fed = found.kv
         return rows
@@ -173,10 +179,14 @@ class Experiment:
                     corrector.work()
                 found = corrector.estimate(edge, tokens.of(slot), mine, there.start)
                 assert isinstance(found, Estimate), found
-                moved = SegmentKV(self.rope.shift(mine.keys, there.start - mine.start), mine.values, there.start)
+                moved = _moved(self.rope, mine, there.start)
                 row: Row = {"item": item.name, "slot": slot, "anchor": kind}
-                rows.append(row | errors(self.rope, found.kv, there, moved))
+                rows.append(row | errors(found.kv, there, moved))
         return rows
+
+
+def _moved(rope: Rope, kv: SegmentKV, start: int) -> SegmentKV:
+    return SegmentKV(rope.shift(kv.keys, start - kv.start), kv.values, start)
 
 
 def _relative(found: SegmentKV, dense: SegmentKV) -> float:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 
-from agentflow.cache.kvcmas.rope import Rope
 from agentflow.cache.kvcmas.types import SegmentKV
 
 __all__ = ["Drift", "Interval", "drift", "errors", "interval", "rank_correlation"]
@@ -35,7 +34,7 @@ class Interval(NamedTuple):
     high: float
 
 
-def errors(rope: Rope, found: SegmentKV, dense: SegmentKV, unchanged: SegmentKV) -> dict[str, float]:
+def errors(found: SegmentKV, dense: SegmentKV, unchanged: SegmentKV) -> dict[str, float]:
     """Relative errors of keys and values: to the dense KV, and to what reusing the source ``unchanged`` would give.
 
     Each is a ratio of Frobenius norms by layer, and the median over layers (the first, where the delta is zero, left
