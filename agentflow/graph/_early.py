@@ -9,11 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from agentflow.cache.ledger import EARLY
 from agentflow.engine.base import Call, Completion, Coordinates, Engine
@@ -31,46 +28,14 @@ if TYPE_CHECKING:
 
 __all__ = ["start_early", "wrote"]
 
-#: Answers of an agent that are counted, and the longest that is, in characters.
-_ANSWERS, _LONGEST = 64, 2_000
 
-
-class _Habits:
-    """What each agent of a graph wrote lately."""
-
-    def __init__(self) -> None:
-        self._written: dict[str | None, OrderedDict[str, tuple[Any, int]]] = {}
-        self._lock = threading.Lock()
-
-    def note(self, agent: str | None, value: Any) -> None:
-        text = value if isinstance(value, str) else repr(value)
-        if len(text) > _LONGEST:
-            return
-        with self._lock:
-            seen = self._written.setdefault(agent, OrderedDict())
-            _, count = seen.pop(text, (None, 0))
-            seen[text] = (value, count + 1)
-            if len(seen) > _ANSWERS:
-                seen.popitem(last=False)
-
-    def usual(self, agent: str | None) -> Any:
-        """What the agent wrote most often, if that was at least half of the time and twice; else None."""
-        with self._lock:
-            seen = self._written.get(agent)
-            if not seen:
-                return None
-            value, count = max(seen.values(), key=lambda pair: pair[1])
-            return value if count >= 2 and 2 * count >= sum(n for _, n in seen.values()) else None
-
-
-_habits: WeakKeyDictionary[Any, _Habits] = WeakKeyDictionary()
-_habits_lock = threading.Lock()
-
-
-def wrote(scope: NodeScope, node: AgentNode, value: Any) -> None:
-    """Remember what an agent wrote, if somebody bets on it."""
-    if isinstance(node.spec.writes, str) and scope.root.binding.agent_nodes:
-        _habits_of(scope.root.binding).note(node.name, value)
+def wrote(scope: NodeScope, run: WorkflowRun, node: AgentNode, value: Any) -> None:
+    """Tell the policies that bet on it what an agent wrote."""
+    if isinstance(node.spec.writes, str):
+        for guards in run.guards:
+            speculation = guards.guard(Speculation.name)
+            if isinstance(speculation, Speculation):
+                speculation.wrote(scope.root.graph, node.name or "", value)
 
 
 def start_early(scope: NodeScope, run: WorkflowRun, node: AgentNode, state: Any) -> None:
@@ -98,7 +63,7 @@ def _start(
     following: AgentNode | None = scope.root.binding.agent_nodes.get(effect.agent)
     if following is None or effect.workflow != run.workflow or scope.nested:
         return
-    guess = _guess(scope, node, state)
+    guess = _guess(scope, speculation, node, state)
     try:
         messages = following.opening(guess)
     except Exception:  # the state lacks what the agent before it writes: nothing can be said yet
@@ -150,18 +115,10 @@ async def _ask(node: AgentNode, messages: Any, at: Coordinates, bet: Bet) -> Non
             bet.future.cancel()
 
 
-def _guess(scope: NodeScope, node: AgentNode, state: Any) -> Any:
+def _guess(scope: NodeScope, speculation: Speculation, node: AgentNode, state: Any) -> Any:
     """The state after ``node``, as it probably will be."""
     writes = node.spec.writes
     if not isinstance(writes, str) or not isinstance(state, Mapping):
         return state
-    usual = _habits_of(scope.root.binding).usual(node.name)
+    usual = speculation.usual(scope.root.graph, node.name or "")
     return state if usual is None else {**state, writes: usual}
-
-
-def _habits_of(binding: Any) -> _Habits:
-    with _habits_lock:
-        found = _habits.get(binding)
-        if found is None:
-            found = _habits[binding] = _Habits()
-        return found

@@ -168,8 +168,8 @@ class AgentNode(Runnable[Any, Any]):
         )
         if run is not None:
             self._report(run, step, message)
-        if scope is not None:
-            wrote(scope, self, answer.value)
+        if scope is not None and run is not None:
+            wrote(scope, run, self, answer.value)
         update = self._update(answer, state)
         return [update, *commands] if commands else update
 

@@ -25,6 +25,8 @@ from agentflow.runtime.guards import Done, Guard, Proceed, StartAgent, Work
 __all__ = ["Bet", "Speculation"]
 
 _WORKFLOWS = 10_000
+#: Values of an agent, and agents, of which is counted what they write; the longest value, in characters.
+_VALUES, _LONGEST = 64, 2_000
 
 
 @dataclass(slots=True)
@@ -75,6 +77,8 @@ class Speculation(Guard):
         self._bets: dict[tuple[str, str], Bet] = {}
         #: Taken share of the latest bets on a transition, and how many there were.
         self._taken: OrderedDict[tuple[int, int, int], list[float]] = OrderedDict()
+        #: What each agent of each graph wrote lately, and how often.
+        self._written: OrderedDict[tuple[str, str], OrderedDict[str, tuple[Any, int]]] = OrderedDict()
         self._wanted: list[StartAgent] = []
         self._running = 0
         self._counts: Counter[str] = Counter()
@@ -143,6 +147,30 @@ class Speculation(Guard):
             bet = self._bets[key] = Bet(effect.workflow, effect.agent, place[1], began=self.clock())
             self._counts["started"] += 1
             return bet
+
+    def wrote(self, graph: str, agent: str, value: Any) -> None:
+        """An agent wrote ``value`` to the state. Short values are counted, the newest ones of the newest agents."""
+        text = value if isinstance(value, str) else repr(value)
+        if len(text) > _LONGEST:
+            return
+        with self.lock:
+            seen = self._written.setdefault((graph, agent), OrderedDict())
+            self._written.move_to_end((graph, agent))
+            _, count = seen.pop(text, (None, 0))
+            seen[text] = (value, count + 1)
+            if len(seen) > _VALUES:
+                seen.popitem(last=False)
+            if len(self._written) > _VALUES:
+                self._written.popitem(last=False)
+
+    def usual(self, graph: str, agent: str) -> Any:
+        """What the agent wrote most often, if that was at least half of the time and twice; else None."""
+        with self.lock:
+            seen = self._written.get((graph, agent))
+            if not seen:
+                return None
+            value, count = max(seen.values(), key=lambda pair: pair[1])
+            return value if count >= 2 and 2 * count >= sum(n for _, n in seen.values()) else None
 
     # -- on the way of calls ---------------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ def test_zero_stale_answers_whatever_happens() -> None:
             fails = rng.random() < 0.2
             asked = clock.now
 
-            def answer(key: str = key, tenant: str | None = tenant, fails: bool = fails) -> Done:
+            def answer(key: str = key, tenant: str | None = tenant, fails: bool = fails, clock: Clock = clock) -> Done:
                 began = clock.now
                 clock.now += rng.choice([0.0, 0.5, 6.0])  # the tool read the world when it began
                 return Done(value=(key, tenant, began, fails), ok=not fails, keep=not fails, size=rng.randrange(1, 60))
