@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentflow.cli import _kvcmas
 from agentflow.cli._command import Command
 from agentflow.cli.output import Output
 from agentflow.errors import UsageError
@@ -30,6 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="a first look: smaller loads, one repetition")
     parser.add_argument("--repetitions", type=int, metavar="N", help="repetitions (default: what the comparison says)")
     parser.add_argument("--out", metavar="FILE", help="write the results to FILE as JSON")
+    _kvcmas.add_options(parser)
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
@@ -40,10 +42,14 @@ def run(args: argparse.Namespace, out: Output) -> int:
         found = [comparison(name) for name in comparison_names()]
         for one in found:
             out.show(f"{one.name:<10} {one.title} ({' or '.join(one.modes)})")
-        out.result({"comparisons": [{"name": c.name, "title": c.title, "modes": list(c.modes)} for c in found]})
+        out.show(f"{'kvcmas':<10} {_kvcmas.ENTRY['title']} (model)")
+        listed = [{"name": c.name, "title": c.title, "modes": list(c.modes)} for c in found]
+        out.result({"comparisons": [*listed, _kvcmas.ENTRY]})
         return 0
     if args.name is None:
-        raise UsageError(f"which comparison? There are {', '.join(comparison_names())}")
+        raise UsageError(f"which comparison? There are {', '.join(comparison_names())}, kvcmas")
+    if args.name == "kvcmas":
+        return _kvcmas.run_kvcmas_bench(args, out, _writable(args.out) if args.out else None)
     asked = comparison(args.name)
     mode: Any = "engine" if args.engine else "simulated" if args.simulated else asked.modes[0]
     target = _writable(args.out) if args.out else None

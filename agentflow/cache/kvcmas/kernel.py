@@ -19,14 +19,18 @@ from agentflow.cache.kvcmas.subspace import Subspace, principal
 __all__ = ["TokenKernel", "shares_of", "spread"]
 
 #: Tokens that the bandwidth is measured on; numbers in the weights that are held at once.
-_PROBES, _AT_ONCE = 256, 1 << 24
+_PROBES, _AT_ONCE = 128, 1 << 24
+#: The least factor on the bandwidth.
+_CLOSEST = 0.02
 #: First tokens of an anchor that are always among its landmarks: a segment's start changes most.
 _HEAD = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TokenKernel:
-    """``bandwidth`` is in units of the median squared distance of a token to the nearest one of another anchor.
+    """``bandwidth`` is in units of the median squared distance of a token to the nearest one of another anchor. For a
+    segment whose tokens are nearer to the landmarks than that it shrinks in proportion, so that a repeat or a near
+    duplicate follows its twin instead of an average.
 
     ``place`` is the weight of where a token stands: the logarithm of its offset in the segment, in units of that
     distance's root, joins the view. At most ``landmarks`` of an edge's anchor tokens are looked at, each anchor's first
@@ -43,12 +47,13 @@ class TokenKernel:
         """Principal components, the landmarks' view in them, and the bandwidth of each layer."""
         space = principal(anchors, self.components, seed=self.seed)
         device = anchors[0].base_keys.left.device
-        rows = [_landmarks(len(a.tokens), self.landmarks // len(anchors)).to(device) for a in anchors]
+        share = min(1.0, self.landmarks / sum(len(a.tokens) for a in anchors))
+        rows = [_landmarks(len(a.tokens), int(share * len(a.tokens))).to(device) for a in anchors]
         views = [space.of_base(anchor)[:, row] for anchor, row in zip(anchors, rows, strict=True)]
         near = torch.nan_to_num(_nearest(views), posinf=1.0).clamp_min(1e-9)
         scale = self.place * near.sqrt()
         placed = torch.cat([_placed(view, row, scale) for view, row in zip(views, rows, strict=True)], 1)
-        return _Fitted(tuple(anchors), tuple(rows), space, placed, scale, self.bandwidth * near)
+        return _Fitted(tuple(anchors), tuple(rows), space, placed, near, scale, self.bandwidth * near)
 
 
 def _landmarks(tokens: int, most: int) -> torch.Tensor:
@@ -81,12 +86,13 @@ class _Fitted:
     rows: tuple[torch.Tensor, ...]
     space: Subspace
     views: torch.Tensor
+    near: torch.Tensor
     scale: torch.Tensor
     width: torch.Tensor
 
     @property
     def nbytes(self) -> int:
-        own = (self.views, self.scale, self.width, *self.rows)
+        own = (self.views, self.near, self.scale, self.width, *self.rows)
         return self.space.nbytes + sum(int(t.nbytes) for t in own)
 
     def predict(self, query: Query) -> Prediction:
@@ -95,12 +101,13 @@ class _Fitted:
         delta_keys = [_only(a.delta_keys, r) for a, r in zip(self.anchors, self.rows, strict=True)]
         delta_values = [_only(a.delta_values, r) for a, r in zip(self.anchors, self.rows, strict=True)]
         theirs = self.views.square().sum(2)[:, None]
+        width = self.width * self._closeness(view, theirs)
         keys, values, nearest, mass = [], [], [], []
         step = max(1, _AT_ONCE // (view.shape[0] * self.views.shape[1]))
         for first in range(0, view.shape[1], step):
             part = view[:, first : first + step]
             apart = part.square().sum(2, keepdim=True) + theirs - 2 * part @ self.views.mT
-            weights = torch.softmax(-apart / self.width[:, None, None], 2)
+            weights = torch.softmax(-apart / width[:, None, None], 2)
             keys.append(spread(weights, delta_keys))
             values.append(spread(weights, delta_values))
             nearest.append(apart.amin(2).clamp_min(0))
@@ -113,6 +120,13 @@ class _Fitted:
         size = view.square().sum(2).mean(1).clamp_min(1e-12)
         distance = float((torch.cat(nearest, 1).mean(1) / size).mean())
         return Prediction(delta, shares, distance, entropy(list(shares.values())))
+
+    def _closeness(self, view: torch.Tensor, theirs: torch.Tensor) -> float:
+        """Mean squared distance of some tokens to the nearest landmark, in units of that between anchors; at most 1."""
+        some = view[:, :: max(1, view.shape[1] // _PROBES)]
+        apart = some.square().sum(2, keepdim=True) + theirs - 2 * some @ self.views.mT
+        nearest = apart.amin(2).clamp_min(0).mean(1)
+        return min(1.0, max(_CLOSEST, float((nearest / self.near).mean())))
 
 
 def _only(matrix: LowRank, rows: torch.Tensor) -> LowRank:

@@ -1,0 +1,52 @@
+"""Run all of it on the default model and give one JSON-ready result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentflow.bench.kvcmas.costs import measure_costs
+from agentflow.bench.kvcmas.data import load_items
+from agentflow.bench.kvcmas.dense import DenseModel
+from agentflow.bench.kvcmas.experiment import Experiment, Size
+from agentflow.bench.kvcmas.summary import claims, tables
+
+__all__ = ["QUICK", "STANDARD", "run_kvcmas"]
+
+STANDARD = Size()
+QUICK = Size(anchors=5, items=6, brief=4, repeats=3, chains=2)
+
+
+def run_kvcmas(
+    folder: Path, *, size: Size = STANDARD, model: str | None = None, seed: int = 1, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """The experiment and the costs over data in ``folder``. ``say`` hears of progress.
+
+    The standard size takes about 30 minutes of one core of the machine that the guide's figures come from. Raises
+    UsageError when the data is not there, and ModelNotFound.
+    """
+    from agentflow.engine.models import resolve_model
+
+    items = load_items(folder, size.needed, seed=seed)
+    began = time.perf_counter()
+    found = resolve_model(model, on_progress=say)
+    dense = DenseModel(str(found.path))
+    rows = Experiment(dense, say).run(items, size)
+    measured = measure_costs(dense, items[: size.anchors] * 4, say, repeats=1 if size is QUICK else 3)
+    return {
+        "title": "KV of a shared segment under another agent's prefix",
+        "model": found.name,
+        "size": asdict(size),
+        "seed": seed,
+        "threads": torch.get_num_threads(),
+        "seconds": time.perf_counter() - began,
+        "tables": tables(rows),
+        "costs": measured,
+        "claims": claims(rows, measured),
+        "rows": rows,
+    }
