@@ -8,8 +8,9 @@ time in seconds. Receivers tolerate anything: late, lost, repeated or unknown ev
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 from agentflow.errors import EventError
@@ -171,7 +172,8 @@ EVENT_TYPES: Mapping[str, type[Event]] = {
     )
 }
 
-_FIELDS: Mapping[str, tuple[str, ...]] = {k: tuple(f.name for f in fields(t)) for k, t in EVENT_TYPES.items()}
+#: Says that a value cannot be read; no JSON is this.
+_BAD = object()
 _DEFAULTS: Mapping[str, dict[str, Any]] = {
     k: {f.name: f.default for f in fields(t) if f.name != "workflow"} for k, t in EVENT_TYPES.items()
 }
@@ -223,40 +225,66 @@ def decode(data: Any) -> Event:
     cls = EVENT_TYPES.get(kind) if isinstance(kind, str) else None
     if cls is None:
         raise EventError(f"unknown event kind {str(kind)[:40]!r}")
-    values: dict[str, Any] = {}
-    for name, value in data.items():
-        if name == "kind":
+    event = cls.__new__(cls)
+    known = 1
+    for name, put, read, default in _READING[cls.kind]:
+        if name not in data:
+            put(event, default)
             continue
-        if name not in _FIELDS[cls.kind]:
-            raise EventError(f"{cls.kind}: unknown field {str(name)[:40]!r}")
-        values[name] = _checked(cls.kind, name, value)
-    if not values.get("workflow"):
+        known += 1
+        value = read(data[name])
+        if value is _BAD:
+            raise EventError(f"{cls.kind}: bad value for {name}: {str(data[name])[:40]!r}")
+        put(event, value)
+    if known != len(data):
+        unknown = next(n for n in data if n != "kind" and n not in _DEFAULTS[cls.kind] and n != "workflow")
+        raise EventError(f"{cls.kind}: unknown field {str(unknown)[:40]!r}")
+    if not event.workflow:
         raise EventError(f"{cls.kind}: no workflow")
     outcomes = _CLOSED.get(cls.kind)
-    if outcomes is not None and values.get("outcome", "ok" if cls is ToolEnded else "done") not in outcomes:
+    if outcomes is not None and event.outcome not in outcomes:  # type: ignore[attr-defined]
         raise EventError(f"{cls.kind}: outcome must be one of {sorted(outcomes)}")
-    return cls(**values)
+    return event
 
 
-def _checked(kind: str, name: str, value: Any) -> Any:
-    if value is None and name in _OPTIONAL:
-        return None
-    if name in _STRINGS:
-        if isinstance(value, str) and len(value) <= MAX_FIELD_CHARS:
-            return value
-    elif name == "next":
-        if (
-            isinstance(value, list | tuple)
-            and len(value) <= 256
-            and all(isinstance(v, str) and len(v) <= MAX_FIELD_CHARS for v in value)
-        ):
-            return tuple(value)
-    elif name in ("time", "duration"):
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e11:
-            return float(value)
-    elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53:  # seq, step, tokens
-        return value
-    raise EventError(f"{kind}: bad value for {name}: {str(value)[:40]!r}")
+def _text(value: Any) -> Any:
+    return value if isinstance(value, str) and len(value) <= MAX_FIELD_CHARS else _BAD
+
+
+def _names(value: Any) -> Any:
+    if isinstance(value, list | tuple) and len(value) <= 256 and all(_text(v) is not _BAD for v in value):
+        return tuple(value)
+    return _BAD
+
+
+def _seconds(value: Any) -> Any:
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e11
+    return float(value) if fits else _BAD
+
+
+def _count(value: Any) -> Any:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else _BAD
+
+
+def _reading(cls: type[Event]) -> tuple[tuple[str, Callable[[Any, Any], None], Callable[[Any], Any], Any], ...]:
+    """For each field: its name, what sets it on an event (frozen for everybody else), what checks a value, and its
+    default."""
+    readers = {"next": _names, "time": _seconds, "duration": _seconds} | dict.fromkeys(_STRINGS, _text)
+    out = []
+    for field in fields(cls):
+        read = readers.get(field.name, _count)
+        if field.name in _OPTIONAL:
+            read = partial(_optional, read)
+        default = "" if field.name == "workflow" else field.default
+        out.append((field.name, getattr(cls, field.name).__set__, read, default))
+    return tuple(out)
+
+
+def _optional(read: Callable[[Any], Any], value: Any) -> Any:
+    return None if value is None else read(value)
+
+
+_READING = {kind: _reading(cls) for kind, cls in EVENT_TYPES.items()}
 
 
 def encode_batch(events: Sequence[Event]) -> str:

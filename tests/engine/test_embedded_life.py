@@ -32,11 +32,9 @@ def wait_until_gone(pids: list[int], seconds: float = 5.0) -> None:
         time.sleep(0.02)
 
 
-def test_an_engine_dies_is_restarted_and_is_closed() -> None:
+def test_an_engine_dies_is_restarted_and_is_closed(lives: subprocess.CompletedProcess[str]) -> None:
     """One script: no ``__main__`` guard, kill -9 of the host and of the scheduler, Ctrl-C, use after close."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", SCRIPTS / "lives.py"], capture_output=True, text=True, timeout=400, check=False
-    )
+    done = lives
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""  # nothing is said at exit
     seen = [json.loads(line) for line in done.stdout.splitlines()]

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 
 from agentflow.engine.base import Call, Coordinates, Sampling
 from agentflow.engine.embedded import EmbeddedEngine
-from agentflow.engine.models import random_model
 
 pytestmark = pytest.mark.engine
 
-POOL = 2_000
-HOST = 3_000
-
-
-@pytest.fixture(scope="module")
-def stock() -> Iterator[EmbeddedEngine]:
-    """SGLang's own radix cache, its default LRU, with the same two tiers."""
-    with EmbeddedEngine(random_model().path, max_total_tokens=POOL, host_ratio=HOST / POOL, stock_cache=True) as engine:
-        yield engine
+#: As in ``conftest``.
+POOL, HOST = 2_000, 3_000
 
 
 def sequence() -> list[Call]:
@@ -44,7 +35,8 @@ def sequence() -> list[Call]:
     return calls
 
 
-def test_text_and_evictions_are_those_of_stock_sglang(engine: EmbeddedEngine, stock: EmbeddedEngine) -> None:
+def test_text_and_evictions_are_those_of_stock_sglang(engine: EmbeddedEngine, stock_engine: EmbeddedEngine) -> None:
+    stock = stock_engine
     host = stock.control  # the stock engine answers no control requests of ours
     with pytest.raises(Exception, match="SGLang's own cache"):
         host("stats")
