@@ -14,6 +14,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+from agentflow.bench.simulator.anchors import anchor_lengths, anchor_of
 from agentflow.bench.simulator.config import Arrivals
 from agentflow.bench.simulator.result import CallResult, SimResult, WorkflowResult
 from agentflow.bench.traces.model import Trace, TraceCall, TraceTool, TraceWorkflow
@@ -75,6 +76,7 @@ def replay(
 class _Replay:
     def __init__(self, trace: Trace, engine: Engine, arrivals: Arrivals, seed: int, tokens: SpanTokens) -> None:
         self.trace = trace
+        self.anchor_lengths = anchor_lengths(trace)
         self.engine = engine
         self.arrivals = arrivals
         self.seed = seed
@@ -159,6 +161,7 @@ class _Replay:
         request = Call(
             token_ids=self.tokens.ids(call.prompt),
             segments=tuple(Segment(*s) for s in call.segments),  # type: ignore[arg-type]
+            anchor=anchor_of(call, self.anchor_lengths),
             at=Coordinates(workflow=run.workflow, agent=call.agent, branch=call.branch, tenant=run.tenant),
             sampling=Sampling(
                 max_tokens=call.output_tokens, ignore_eos=True, forced_tokens=tuple(self.tokens.ids(call.output))

@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from agentflow.bench.simulator.tree import Node, Tree
-from agentflow.cache.policy import Effect, Prefetch
+from agentflow.cache.policy import Effect, Prefetch, WarmUp
 
 __all__ = ["carry_out"]
 
 
-def carry_out(tree: Tree, effects: Sequence[Effect], load: Callable[[Node, int], object]) -> None:
+def carry_out(
+    tree: Tree,
+    effects: Sequence[Effect],
+    load: Callable[[Node, int], object],
+    warm_up: Callable[[WarmUp], bool] | None = None,
+) -> None:
     """Carry out what can be, highest value first; the rest is counted as refused.
 
-    ``load(node, tokens)`` starts the transfer of a path whose slots are taken, and holds it until that is done.
+    ``load(node, tokens)`` starts the transfer of a path whose slots are taken, and holds it until that is done;
+    ``warm_up`` sends a request that computes an anchor. Adapters are not simulated.
     """
     for effect in sorted(effects, key=lambda e: -e.value):
+        if not isinstance(effect, Prefetch):
+            if not isinstance(effect, WarmUp) or warm_up is None or not warm_up(effect):
+                tree.runtime.counters["effects_refused"] += 1
+            continue
         tree.cause = f"prefetch of node {effect.node}"
         done = _prefetch(tree, effect, load)
         tree.cause = None

@@ -11,60 +11,20 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
+from agentflow.bench.simulator.anchors import Anchors
 from agentflow.bench.simulator.config import EngineSpec
-from agentflow.bench.simulator.content import Content
 from agentflow.bench.simulator.cost import Cost, Prefill
 from agentflow.bench.simulator.effects import carry_out
+from agentflow.bench.simulator.request import Request
 from agentflow.bench.simulator.tree import Node, Tree
-from agentflow.cache.ledger import CallRef
-from agentflow.cache.policy import CallArrived, CallFinished, PoolState, WaitingCall
+from agentflow.cache.policy import HOLD, CallArrived, CallFinished, PoolState, WaitingCall, WarmUp
 from agentflow.events import Event
 from agentflow.runtime import Runtime
 
 __all__ = ["Engine", "Request"]
-
-
-class Request:
-    """A call in the engine. Tokens are counted as in SGLang: the KV of the last token sampled is never computed."""
-
-    __slots__ = (
-        "admitted", "arrived", "cached_device", "cached_host", "call", "content", "filled", "finished", "first_token",
-        "inserted", "joined", "limit", "node", "outcome", "prefix", "private", "produced", "prompt", "protected",
-        "retracted", "rid", "target", "tie", "token_limit",
-    )  # fmt: skip
-
-    def __init__(self, rid: str, content: Content, prompt: int, answer: int, arrived: float) -> None:
-        self.rid = rid
-        self.content = content
-        self.prompt = prompt
-        #: Tokens that it will produce, and the limit that it asked for.
-        self.target = answer
-        self.token_limit = answer
-        self.arrived = arrived
-        self.call = CallRef(None)
-        self.outcome: Literal["done", "rejected", "aborted"] = "done"
-        self.admitted = -1.0
-        self.first_token = -1.0
-        self.finished = -1.0
-        self.cached_device = 0
-        self.cached_host = 0
-        self.retracted = 0
-        self.produced = 0
-        #: The decode step count of the engine when it joined the running batch.
-        self.joined = 0
-        #: Its place in the order of joining; 0 while it is not in the running batch.
-        self.tie = 0
-        #: Tokens found in the cache, tokens with KV after the current pass, tokens of its prompt to fill now.
-        self.prefix = 0
-        self.filled = 0
-        self.limit = prompt
-        #: Tokens that the tree holds for it, how many were counted as hits, slots of its own.
-        self.protected = 0
-        self.inserted = 0
-        self.private = 0
-        self.node: Node | None = None
 
 
 class Engine:
@@ -77,7 +37,9 @@ class Engine:
         self.cost = cost
         self.runtime = runtime
         self.tree = Tree(spec, runtime)
+        self.anchors = Anchors()
         self.waiting: list[Request] = []
+        self._held: list[Request] = []
         self.running: list[Request] = []
         #: When the pass in progress ends, or when there is something to look at; None when idle.
         self.due: float | None = None
@@ -127,7 +89,8 @@ class Engine:
         request.token_limit = min(limit, most - request.prompt - 1)
         request.call = self.runtime.call(workflow, agent, branch, request.rid)
         if self.runtime.watches_nodes:
-            self.runtime.observe(CallArrived(request.rid, request.call, request.prompt))
+            request.anchor = (self.anchors.seen(request.content, request.anchor[1]), request.anchor[1])
+            self.runtime.observe(CallArrived(request.rid, request.call, request.prompt, *request.anchor))
         self.tree.changed(workflow)
         self.waiting.append(request)
         if not self._full or not self.running:
@@ -182,7 +145,19 @@ class Engine:
         if runtime.watches_pool:
             runtime.observe(self._pool())
         if runtime.acts and not self.waiting and self._chunked is None:
-            carry_out(self.tree, runtime.act(), lambda node, tokens: self._load(node, tokens, now))
+            load = partial(self._load, now=now)
+            carry_out(self.tree, runtime.act(), load, partial(self._warm_up, now=now))
+
+    def _warm_up(self, effect: WarmUp, now: float) -> bool:
+        ahead = self.anchors.ahead(self.tree, effect)
+        if ahead is None:
+            return False
+        rid, content, tokens = ahead
+        request = Request(rid, content, tokens, 1, now, anchor=tokens)
+        request.anchor = (effect.anchor, tokens)
+        request.internal = True
+        self.waiting.append(request)
+        return True
 
     def _pool(self) -> PoolState:
         spec, tree = self.spec, self.tree
@@ -236,7 +211,7 @@ class Engine:
 
     def _prefill(self, now: float) -> float | None:
         """Admit what can be admitted. Returns the seconds of the pass, or None when there is none."""
-        spec, tree = self.spec, self.tree
+        spec = self.spec
         if not self.running:
             self._full = False
         if (self._full or not self.waiting) and self._chunked is None:
@@ -246,6 +221,15 @@ class Engine:
             self._full = True
             return None
         self._order()
+        try:
+            return self._admit(room, now)
+        finally:
+            self.waiting += self._held
+            self._held = []
+
+    def _admit(self, room: int, now: float) -> float | None:
+        """Admit waiting requests in their order, at most ``room``."""
+        spec, tree = self.spec, self.tree
         offset = self._reserved()
         chunk = spec.chunked_prefill
         left = spec.max_prefill_tokens
@@ -370,7 +354,7 @@ class Engine:
                 for request in reversed(waiting[: spec.refresh_waiting_most]):
                     self.tree.match(request.content, request.prompt + request.produced)
             self._refreshes += 1
-        if not runtime.ranks_calls or len(waiting) < 2:
+        if not runtime.ranks_calls:
             return
         ranked = []
         for place, request in enumerate(waiting):
@@ -381,10 +365,17 @@ class Engine:
                 cached_tokens=request.prefix,
                 arrived=request.arrived,
                 preempted=request.produced > 0,
+                anchor=request.anchor[0],
             )
             ranked.append(((*runtime.score_call(call), float(place)), request))
         ranked.sort(key=lambda pair: pair[0])
-        self.waiting = [request for _, request in ranked]
+        held = [request for score, request in ranked if HOLD in score]
+        if held and len(held) == len(ranked) and not self.running and self._chunked is None:
+            del held[0]
+        runtime.counters["calls_held"] += len(held)
+        kept = set(map(id, held))
+        self.waiting = [request for _, request in ranked if id(request) not in kept]
+        self._held = held
 
     def _prefilled(self, now: float) -> None:
         for request in self._batch:
@@ -522,7 +513,10 @@ class Engine:
         request.node = node
         request.private -= end - request.protected
         request.protected = end
-        tree.touch(node, request.call)
+        if request.internal:
+            tree.warmed(node, request.anchor)
+        else:
+            tree.touch(node, request.call, request.anchor)
 
     def _release(self, request: Request, now: float) -> None:
         """A request is over: its KV joins the tree and nothing holds it any more."""
@@ -534,6 +528,8 @@ class Engine:
 
     def _done(self, request: Request, now: float) -> None:
         request.finished = now
+        if request.internal:
+            return
         if self.runtime.watches_nodes:
             began = request.first_token >= 0
             self.runtime.observe(

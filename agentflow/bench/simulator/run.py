@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from agentflow.bench.simulator.anchors import anchor_lengths, anchor_of
 from agentflow.bench.simulator.config import Arrivals, EngineSpec
 from agentflow.bench.simulator.content import Links
 from agentflow.bench.simulator.cost import Cost
@@ -135,6 +136,7 @@ class _Simulation:
         self.seed = seed
         self.now = 0.0
         self.links = Links()
+        self._anchor_lengths = anchor_lengths(trace)
         self.calls: list[CallResult] = []
         self.workflows: list[WorkflowResult] = []
         self.timeline = Timeline(sample_seconds) if timeline else None
@@ -275,7 +277,8 @@ class _Simulation:
         self._tell(run, AgentStarted(**self._common(run), agent=call.agent, step=run.called))
         run.called += 1
         content = self.links.content(call.prompt, call.output)
-        request = Request(rid, content, call.prompt_tokens, call.output_tokens, self.now)
+        anchor = anchor_of(call, self._anchor_lengths)
+        request = Request(rid, content, call.prompt_tokens, call.output_tokens, self.now, anchor=anchor)
         self.engines[run.engine].arrive(request, workflow.id, call.agent, call.branch, self.now)
         self._schedule(run.engine)
 

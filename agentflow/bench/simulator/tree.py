@@ -181,8 +181,9 @@ class Tree:
             if above.end > at:
                 self._split(above, at)
 
-    def touch(self, node: Node, call: CallRef) -> None:
-        """Note in the ledger that a call used the node and all above it."""
+    def touch(self, node: Node, call: CallRef, anchor: tuple[int, int] = (0, 0)) -> None:
+        """Note in the ledger that a call used the node and all above it, and which lie within its anchor: its number,
+        and where it ends."""
         runtime = self.runtime
         ledger = runtime.ledger
         watches = runtime.watches_nodes
@@ -190,12 +191,21 @@ class Tree:
         while at is not None and at is not self.root:
             record = at.record
             ledger.touch(record, call)
+            if at.end <= anchor[1]:
+                record.anchor = anchor[0]
             if record.prefetched_by:
                 runtime.settle(record.prefetched_by, "used", record.tokens)
                 record.prefetched_by = 0
             if watches:
                 runtime.observe(Touched(record, call))
             at = at.parent
+
+    def warmed(self, node: Node, anchor: tuple[int, int]) -> None:
+        """Note that the node and all above it were computed ahead, for nobody yet."""
+        for at in self._path(node):
+            if not at.record.owners and not at.record.anonymous:
+                at.record.shared = True
+                at.record.anchor = anchor[0]
 
     def lock(self, node: Node) -> None:
         """Keep the node and all above it from eviction."""
