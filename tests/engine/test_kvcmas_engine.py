@@ -141,9 +141,11 @@ def test_what_cannot_be_corrected_says_why(fullshared: EmbeddedEngine) -> None:
     other: list[Part] = [(None, GLUE), *PROMPT[1:]]
     assert fallbacks(fullshared.generate(call("b", other, workflow="other"))) == none
     nowhere = call("a", PROMPT)
-    nowhere = Call(token_ids=nowhere.token_ids, segments=nowhere.segments, reuse="corrected")
+    short = Sampling(max_tokens=2, ignore_eos=True)
+    nowhere = Call(token_ids=nowhere.token_ids, segments=nowhere.segments, sampling=short, reuse="corrected")
     assert fallbacks(fullshared.generate(nowhere)) == {"the call belongs to no workflow"}
-    unknown = Call(token_ids=nowhere.token_ids, at=Coordinates(workflow="w", agent="a"), reuse="corrected")
+    at = Coordinates(workflow="w", agent="a")
+    unknown = Call(token_ids=nowhere.token_ids, at=at, sampling=short, reuse="corrected")
     assert fallbacks(fullshared.generate(unknown)) == {"the prompt's segments are not known"}
     stats = fullshared.stats()
     assert stats.details["correction"]["obstacle"] is None
