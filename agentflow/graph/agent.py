@@ -97,6 +97,9 @@ def _checked_tools(agent: str, tools: Any) -> tuple[Any, ...]:
         name = tool_name(tool)
         if not name or not (callable(tool) or hasattr(tool, "invoke")):
             raise UsageError(f"agent {agent!r}: {tool!r} is no tool: give a function or a LangChain tool")
+        plain = not (hasattr(tool, "name") or hasattr(tool, "invoke"))
+        if plain and not (getattr(tool, "__doc__", None) or "").strip():
+            raise UsageError(f"agent {agent!r}: the tool {name!r} needs a docstring: it is what the model reads of it")
         if name in seen:
             raise UsageError(f"agent {agent!r}: two tools are called {name!r}; a model could not tell them apart")
         seen.add(name)

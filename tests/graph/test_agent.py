@@ -29,6 +29,10 @@ def search(query: str) -> str:
     return query
 
 
+def bare(query: str) -> str:  # what a model would read of it is missing
+    return query
+
+
 @pytest.mark.parametrize("name", ["", "  ", "a|b", "a:b", "a\nb", "__start__", "__end__", "x" * 200, 7, None])
 def test_bad_names(name: Any) -> None:
     with pytest.raises(UsageError, match="name"):
@@ -42,6 +46,8 @@ def test_bad_names(name: Any) -> None:
         ({"tools": "search"}, "list of tools"),
         ({"tools": [search, search]}, "two tools"),
         ({"tools": [object()]}, "no tool"),
+        ({"tools": [bare]}, "docstring"),
+        ({"sampling": {"max_tokens": True}}, "max_tokens"),
         ({"output": int}, "output"),
         ({"output": {"type": "array"}}, "object"),
         ({"sampling": {"temprature": 1}}, "unknown sampling fields"),
