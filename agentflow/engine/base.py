@@ -12,10 +12,10 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, get_args
 
 from agentflow.cache.decision import Decision
-from agentflow.errors import BadSampling, EmptyPrompt, PromptTooLong
+from agentflow.errors import BadSampling, EmptyPrompt, PromptTooLong, UsageError
 from agentflow.events import Event
 from agentflow.runtime.guards import Guards
 
@@ -34,6 +34,7 @@ __all__ = [
     "Tokenizer",
     "Usage",
     "check_call",
+    "check_reuse",
     "new_id",
 ]
 
@@ -348,12 +349,19 @@ class Engine(ABC):
         self.close()
 
 
+def check_reuse(reuse: object) -> None:
+    """Raise :class:`~agentflow.errors.UsageError` for anything but a value of :data:`Reuse`."""
+    if reuse not in get_args(Reuse):
+        raise UsageError(f"reuse must be 'exact' or 'corrected', got {reuse!r}")
+
+
 def check_call(call: Call, *, context_length: int, pool_tokens: int | None = None) -> None:
     """Raise a :class:`~agentflow.errors.BadRequest` for a call that can never run.
 
     ``context_length`` and ``pool_tokens`` (slots of the KV pool) bound prompt and answer together.
     """
     call.sampling.check()
+    check_reuse(call.reuse)
     n = len(call.token_ids)
     if n == 0:
         raise EmptyPrompt("the prompt is empty: a call needs at least one token")

@@ -20,7 +20,7 @@ from pydantic import ConfigDict, Field
 
 from agentflow.engine._messages import Expected, answer_chunk, answer_message, to_dicts
 from agentflow.engine._structured import json_schema_of, reader, with_raw
-from agentflow.engine.base import Call, Chunk, Completion, Engine, Sampling
+from agentflow.engine.base import Call, Chunk, Completion, Engine, Reuse, Sampling
 from agentflow.engine.context import current, run_for
 from agentflow.engine.guarded import aguarded, done_of, early, guarded, guards_now, refuse, work_of
 from agentflow.engine.in_flight import tracked
@@ -78,6 +78,8 @@ class AgentflowChat(BaseChatModel):
     time_limit: float | None = None
     #: The LoRA adapter that calls run with, by the name under which the engine knows it.
     adapter: str | None = None
+    #: ``corrected`` lets calls use other agents' KV of what they share, corrected; None does as the graph does.
+    reuse: Reuse | None = None
 
     def __init__(self, engine: Engine, **options: Any) -> None:
         super().__init__(**{"engine": engine, **options})
@@ -231,6 +233,7 @@ class AgentflowChat(BaseChatModel):
         limit = options.pop("time_limit", self.time_limit)
         request_id = options.pop("request_id", None)
         adapter = options.pop("adapter", self.adapter)
+        reuse = options.pop("reuse", self.reuse)
         sampling = self._sampling(options, stop, room=self._room() - len(prompt.token_ids))
         run = run_for(self.engine)
         at = current.get()
@@ -239,6 +242,7 @@ class AgentflowChat(BaseChatModel):
             segments=prompt.segments,
             anchor=prompt.anchor,
             adapter=adapter,
+            reuse=reuse or (run.reuse if run is not None else "exact"),
             at=replace(at, agent=self.agent) if at.agent is None and self.agent is not None else at,
             sampling=sampling,
             time_limit=limit,
@@ -263,7 +267,7 @@ class AgentflowChat(BaseChatModel):
         if options:
             raise UsageError(
                 f"unknown argument {', '.join(sorted(options))} for a model call: known are max_tokens, stop,"
-                f" time_limit, request_id, adapter, tools, tool_choice, response_format, {', '.join(_SAMPLING)}"
+                f" time_limit, request_id, adapter, reuse, tools, tool_choice, response_format, {', '.join(_SAMPLING)}"
             )
         if "forced_tokens" in values:
             values["forced_tokens"] = tuple(values["forced_tokens"])

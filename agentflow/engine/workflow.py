@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentflow.cache.decision import Decision
-from agentflow.engine.base import Completion, Coordinates, Engine, Usage
+from agentflow.engine.base import Completion, Coordinates, Engine, Reuse, Usage
 from agentflow.events import Event, ToolEnded, ToolStarted
 from agentflow.runtime.guards import Guards
 
@@ -59,7 +59,7 @@ class WorkflowRun:
 
     Thread-safe; every method is O(1). The event log and the decisions kept are bounded by ``LOG_LIMIT``.
     ``after_seq`` is the last sequence number of an earlier run of the same workflow. ``guards`` are the graph's; they
-    and the engine's hear the same events as the engine does.
+    and the engine's hear the same events as the engine does. ``reuse`` is what its calls do unless they say otherwise.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class WorkflowRun:
         parent: str | None = None,
         after_seq: int = 0,
         guards: Guards | None = None,
+        reuse: Reuse = "exact",
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.engine = engine
@@ -82,6 +83,7 @@ class WorkflowRun:
         self.decisions: deque[Decision] = deque(maxlen=LOG_LIMIT)
         self.dropped_events = 0
         self._guards = guards
+        self.reuse: Reuse = reuse
         self._clock = clock
         self._seq = after_seq
         self._steps = 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import UUID
 
-from agentflow.engine.base import Coordinates, Engine
+from agentflow.engine.base import Coordinates, Engine, Reuse
 from agentflow.engine.workflow import WorkflowRun
 from agentflow.events import MAX_FIELD_CHARS, WorkflowResumed, WorkflowStarted
 from agentflow.runtime.guards import Guards
@@ -42,6 +42,8 @@ class Binding:
     #: The policies that the framework drives in its runs, beside the engine's, and its agents' nodes by name.
     guards: Guards | None = None
     agent_nodes: Mapping[str, Any] = field(default_factory=dict)
+    #: Whether its calls may use other agents' KV, corrected.
+    reuse: Reuse = "exact"
 
 
 #: Whether a root run begins its workflow, takes a paused one up again, or is in it beside another run.
@@ -76,7 +78,12 @@ class Workflows:
             known = self._paused.pop(root.workflow, None)
             after = self._last_seq.pop(root.workflow, 0)
             run = known or WorkflowRun(
-                engine, root.workflow, tenant=root.tenant, after_seq=after, guards=root.binding.guards
+                engine,
+                root.workflow,
+                tenant=root.tenant,
+                after_seq=after,
+                guards=root.binding.guards,
+                reuse=root.binding.reuse,
             )
             self._live[root.workflow] = _Live(run)
         return run, "resumed" if known is not None or root.resumes else "started"

@@ -8,7 +8,7 @@ from typing import Any
 from langgraph.graph.state import CompiledStateGraph
 
 from agentflow.cache.policy import PolicySpec
-from agentflow.engine.base import Engine
+from agentflow.engine.base import Engine, Reuse, check_reuse
 from agentflow.errors import UsageError
 from agentflow.graph._scopes import Binding
 from agentflow.graph.app import AgentApp
@@ -26,6 +26,7 @@ def attach(
     tenant: str | None = None,
     max_steps: int | None = None,
     policies: Sequence[PolicySpec] = (),
+    reuse: Reuse = "exact",
 ) -> AgentApp:
     """A copy of a compiled graph whose runs tell ``engine`` what happens in them.
 
@@ -35,13 +36,14 @@ def attach(
 
     ``name`` names the graph and ``tenant`` who pays, in events. ``max_steps`` is a bound on its steps.
     ``policies`` are those of the framework (``safety``, ``memo``, ``hedging``) for this graph's runs, beside the
-    engine's.
+    engine's. With ``reuse="corrected"`` calls may use other agents' KV of what they share, corrected: faster, and
+    nearly exact (see the guide to KVCMAS).
     """
     if not isinstance(graph, CompiledStateGraph):
         raise UsageError(f"attach() takes a compiled graph, not {type(graph).__name__}; call .compile() first")
     if not isinstance(engine, Engine):
         raise UsageError(f"attach() takes an engine, not {type(engine).__name__}; for a chat model, give its engine")
-    binding = binding_of(graph, engine=engine, name=name, tenant=tenant, policies=policies)
+    binding = binding_of(graph, engine=engine, name=name, tenant=tenant, policies=policies, reuse=reuse)
     return AgentApp.of(graph, AgentflowHandler(binding), max_steps=max_steps)
 
 
@@ -55,8 +57,10 @@ def binding_of(
     agents: frozenset[str] = frozenset(),
     policies: Sequence[PolicySpec] = (),
     agent_nodes: Mapping[str, Any] | None = None,
+    reuse: Reuse = "exact",
 ) -> Binding:
     """What can be said of a compiled graph beforehand: its edges, and the labels of its branches."""
+    check_reuse(reuse)
     builder = graph.builder
     successors: dict[str, list[str]] = {}
     for start, end in sorted(builder._all_edges):
@@ -76,4 +80,5 @@ def binding_of(
         agents=agents,
         guards=Guards(policies) if policies else None,
         agent_nodes=agent_nodes or {},
+        reuse=reuse,
     )
