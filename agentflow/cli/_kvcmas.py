@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 from agentflow.cli.output import Output
@@ -20,16 +21,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_kvcmas_bench(args: argparse.Namespace, out: Output, target: Path | None) -> int:
-    """Run it on the default model, show the tables, write all rows to ``target``."""
+    """Run it on the default model, show the tables, write all rows to ``target``.
+
+    Beside ``target`` a file ``.part`` keeps what is done, from which a run that was stopped goes on.
+    """
     from agentflow.bench.kvcmas.run import QUICK, STANDARD, run_kvcmas
     from agentflow.bench.kvcmas.show import shown
 
     size = QUICK if args.quick else STANDARD
-    if out.live:
-        with out.side.status("kvcmas: starting") as status:
-            data = run_kvcmas(Path(args.data), size=size, say=lambda text: status.update(f"kvcmas: {text}"))
-    else:
-        data = run_kvcmas(Path(args.data), size=size, say=lambda _text: None)
+    journal = None if target is None else target.with_name(target.name + ".part")
+    with out.side.status("kvcmas: starting") if out.live else nullcontext() as status:
+
+        def say(text: str) -> None:
+            if status is not None:
+                status.update(f"kvcmas: {text}")
+
+        data = run_kvcmas(Path(args.data), size=size, journal=journal, say=say)
     if target is not None:
         target.write_text(json.dumps(data, ensure_ascii=False) + "\n", encoding="utf-8")
         out.note(f"written to {target}")

@@ -12,6 +12,7 @@ import torch
 from agentflow.bench.kvcmas.contenders import CONTENDERS, Contender, Field, Sample, chosen
 from agentflow.bench.kvcmas.data import AGENTS, SLOTS, Item, near_duplicate
 from agentflow.bench.kvcmas.dense import DenseModel
+from agentflow.bench.kvcmas.journal import Journal
 from agentflow.bench.kvcmas.measures import drift, errors
 from agentflow.bench.kvcmas.prompts import Place, Prompts, Tokens
 from agentflow.cache.kvcmas.corrector import Corrector
@@ -25,7 +26,7 @@ Row = dict[str, Any]
 #: Ways of a segment from agent to agent, in the workflow's order.
 _HOPS = tuple(pairwise(AGENTS))
 #: Tokens that are compared after a segment, and first tokens whose error is noted as a sign of confidence.
-_COMPARED, _HEAD = 20, 8
+_COMPARED, _HEAD = 16, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +36,9 @@ class Size:
 
     anchors: int = 10
     items: int = 100
-    brief: int = 40
-    repeats: int = 30
-    chains: int = 20
+    brief: int = 25
+    repeats: int = 20
+    chains: int = 12
 
     @property
     def needed(self) -> int:
@@ -56,7 +57,7 @@ class Experiment:
 
     @torch.inference_mode()
     def run(
-        self, items: Sequence[Item], size: Size, contenders: Sequence[Contender] = CONTENDERS
+        self, items: Sequence[Item], size: Size, journal: Journal, contenders: Sequence[Contender] = CONTENDERS
     ) -> dict[str, list[Row]]:
         """Rows of three kinds: ``methods``, ``repeats`` and ``chain``."""
         field = Field(self.rope, contenders, anchors=size.anchors)
@@ -66,9 +67,11 @@ class Experiment:
         self._say("fitting")
         field.fit()
         kernel = field.correctors["token-kernel", False]
-        rows: dict[str, list[Row]] = {"methods": [], "repeats": [], "chain": []}
         for n, item in enumerate(items[size.anchors : size.needed]):
+            if item.name in journal.done:
+                continue
             self._say(f"item {n + 1} of {size.items}")
+            rows: dict[str, list[Row]] = {"methods": [], "repeats": [], "chain": []}
             hop = n % len(_HOPS)
             tokens = self.prompts.tokens(item)
             everyone = AGENTS if n < size.chains else _HOPS[hop]
@@ -81,7 +84,8 @@ class Experiment:
                     rows["chain"] += self._chain(item, tokens, slot, places, kernel)
             if n < size.repeats:
                 rows["repeats"] += self._repeats(item, tokens, source, target, kernel)
-        return rows
+            journal.add(item.name, rows)
+        return journal.rows()
 
     def _samples(self, item: Item) -> list[Sample]:
         tokens = self.prompts.tokens(item)

@@ -14,6 +14,7 @@ from agentflow.bench.kvcmas.costs import measure_costs
 from agentflow.bench.kvcmas.data import load_items
 from agentflow.bench.kvcmas.dense import DenseModel
 from agentflow.bench.kvcmas.experiment import Experiment, Size
+from agentflow.bench.kvcmas.journal import Journal
 from agentflow.bench.kvcmas.summary import claims, tables
 
 __all__ = ["QUICK", "STANDARD", "run_kvcmas"]
@@ -23,9 +24,17 @@ QUICK = Size(anchors=5, items=6, brief=4, repeats=3, chains=2)
 
 
 def run_kvcmas(
-    folder: Path, *, size: Size = STANDARD, model: str | None = None, seed: int = 1, say: Callable[[str], None]
+    folder: Path,
+    *,
+    size: Size = STANDARD,
+    model: str | None = None,
+    seed: int = 1,
+    journal: Path | None = None,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """The experiment and the costs over data in ``folder``. ``say`` hears of progress.
+
+    With ``journal``, a run that was stopped goes on from the items done; the file goes when all is done.
 
     The standard size takes about 30 minutes of one core of the machine that the guide's figures come from. Raises
     UsageError when the data is not there, and ModelNotFound.
@@ -36,8 +45,10 @@ def run_kvcmas(
     began = time.perf_counter()
     found = resolve_model(model, on_progress=say)
     dense = DenseModel(str(found.path))
-    rows = Experiment(dense, say).run(items, size)
+    kept = Journal(journal, {"model": found.name, "size": asdict(size), "seed": seed})
+    rows = Experiment(dense, say).run(items, size, kept)
     measured = measure_costs(dense, items[: size.anchors] * 4, say, repeats=1 if size is QUICK else 3)
+    kept.close()
     return {
         "title": "KV of a shared segment under another agent's prefix",
         "model": found.name,

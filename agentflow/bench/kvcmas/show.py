@@ -36,7 +36,7 @@ def shown(data: Mapping[str, Any]) -> Iterator[Shown]:
     """All tables of a result of :func:`~agentflow.bench.kvcmas.run.run_kvcmas`."""
     tables = data["tables"]
     yield Shown(
-        "Methods: keys / values, medians; KL and agreement over 20 teacher-forced tokens, means [95 % interval]",
+        "Methods: keys / values, medians; KL and agreement over 16 teacher-forced tokens, means [95 % interval]",
         ("method", "n", "error / C", "error / delta", "KL", "KL / FullShared", "KL better", "agreement", "recomputed"),
         [
             (
