@@ -9,7 +9,6 @@ and an arrival cuts them at the step boundary that follows it, as in the engine.
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
@@ -19,7 +18,8 @@ from agentflow.bench.simulator.config import EngineSpec
 from agentflow.bench.simulator.cost import Cost, Prefill
 from agentflow.bench.simulator.effects import carry_out
 from agentflow.bench.simulator.request import Request
-from agentflow.bench.simulator.tree import Node, Tree
+from agentflow.bench.simulator.transfers import Transfers
+from agentflow.bench.simulator.tree import Tree
 from agentflow.cache.policy import HOLD, CallArrived, CallFinished, PoolState, WaitingCall, WarmUp
 from agentflow.events import Event
 from agentflow.runtime import Runtime
@@ -61,10 +61,7 @@ class Engine:
         #: (decode step count at which it ends, tie, request) of the running requests.
         self._ends: list[tuple[int, int, Request]] = []
         self._ties = 0
-        self._to_host: deque[tuple[float, Node]] = deque()
-        self._to_device: deque[tuple[float, Node]] = deque()
-        self._to_host_free = 0.0
-        self._to_device_free = 0.0
+        self._transfers = Transfers(self.tree, cost)
 
     # -- what the simulation tells ---------------------------------------------------------------------
 
@@ -113,10 +110,10 @@ class Engine:
     def _step(self, now: float) -> None:
         self._began = now
         self._turn(now)
-        self._settle_transfers(now)
+        self._transfers.settle(now)
         if self._chunked is not None:
             self._checkpoint(self._chunked, self._chunked.filled, now)
-            self._submit_writes(now)
+            self._transfers.write(now)
         joining = [r for r in self._batch if r is not self._chunked and r.finished < 0]
         if len(joining) < len(self._batch) or not self.running:
             self._full = False
@@ -145,7 +142,7 @@ class Engine:
         if runtime.watches_pool:
             runtime.observe(self._pool())
         if runtime.acts and not self.waiting and self._chunked is None:
-            load = partial(self._load, now=now)
+            load = partial(self._transfers.load, now=now)
             carry_out(self.tree, runtime.act(), load, partial(self._warm_up, now=now))
 
     def _warm_up(self, effect: WarmUp, now: float) -> bool:
@@ -174,14 +171,14 @@ class Engine:
     def _idle(self, now: float) -> None:
         """Look again when a transfer is done that waiting requests wait for, or to ask policies for effects."""
         if self.waiting:
-            pending = [q[0][0] for q in (self._to_host, self._to_device) if q]
-            if not pending:
+            pending = self._transfers.next_done
+            if pending is None:
                 head = self.waiting[0]
                 raise RuntimeError(
                     f"request {head.rid} of {head.prompt} + {head.token_limit} tokens cannot start in an idle engine:"
                     f" {self.tree.free} free, {self.tree.evictable} evictable, {self.tree.protected} held"
                 )
-            self.due = max(now, min(pending))
+            self.due = max(now, pending)
         elif self.runtime.acts and len(self.tree.host_leaves) and self.spec.poll_seconds > 0:
             self.due = now + self.spec.poll_seconds
 
@@ -278,7 +275,7 @@ class Engine:
                     host = tree.load_back(found.best)
                     tree.cause = None
                     if host:
-                        load_until = max(load_until, self._load(found.best, host, now))
+                        load_until = max(load_until, self._transfers.load(found.best, host, now))
                         request.node = found.best
                         request.prefix += host
                     elif not total < tree.free + tree.evictable - offset:
@@ -388,7 +385,7 @@ class Engine:
                 self._release(request, now)
             else:
                 self._checkpoint(request, request.filled, now)
-        self._submit_writes(now)
+        self._transfers.write(now)
 
     # -- decode ----------------------------------------------------------------------------------------
 
@@ -446,7 +443,7 @@ class Engine:
         gone = {id(r) for _, r in ended}
         self.running = [r for r in self.running if id(r) not in gone]
         self._full = False
-        self._submit_writes(now)
+        self._transfers.write(now)
 
     def _leave(self, request: Request) -> None:
         """Write down what the running batch counted for all: tokens produced, slots taken, context held."""
@@ -548,24 +545,3 @@ class Engine:
         if request.call.thread is not None:
             self.tree.changed(request.call.thread.workflow.id)
         self._finished(request, now)
-
-    # -- transfers -------------------------------------------------------------------------------------
-
-    def _submit_writes(self, now: float) -> None:
-        for node in self.tree.writes:
-            self._to_host_free = max(now, self._to_host_free) + self.cost.transfer(node.tokens)
-            self._to_host.append((self._to_host_free, node))
-        self.tree.writes.clear()
-
-    def _load(self, node: Node, tokens: int, now: float) -> float:
-        """Start the transfer of a node's path to the device; returns when it is done."""
-        self.tree.lock(node)
-        self._to_device_free = max(now, self._to_device_free) + self.cost.transfer(tokens)
-        self._to_device.append((self._to_device_free, node))
-        return self._to_device_free
-
-    def _settle_transfers(self, now: float) -> None:
-        while self._to_host and self._to_host[0][0] <= now:
-            self.tree.unlock(self._to_host.popleft()[1])
-        while self._to_device and self._to_device[0][0] <= now:
-            self.tree.unlock(self._to_device.popleft()[1])
