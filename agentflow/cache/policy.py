@@ -302,6 +302,7 @@ _BUILTIN: Mapping[str, str] = {
     "admission": "agentflow.runtime.policies.admission:Admission",
     "autellix": "agentflow.cache.baselines:Autellix",
     "belady": "agentflow.cache.baselines:Belady",
+    "by-workflow": "agentflow.cache.by_workflow:ByWorkflow",
     "cachesage": "agentflow.runtime.policies.cachesage:CacheSage",
     "continuum": "agentflow.cache.baselines:Continuum",
     "continuum-preview": "agentflow.cache.baselines:ContinuumPreview",

@@ -90,7 +90,7 @@ def test_workflows_of_one_graph_share_instructions_and_nothing_of_their_own(trac
     owners: dict[str, set[str]] = defaultdict(set)
     for flow in trace.workflows:
         for call in flow.calls:
-            first[call.agent].add(call.prompt[0].id)
+            first[call.agent].add(call.prompt[-1 if trace.name.endswith("pages-first") else 0].id)
             for span in call.output:
                 owners[span.id].add(flow.id)
     for agent, spans in first.items():

@@ -1,9 +1,17 @@
-"""PBKV with the waiting queue as step 0."""
+"""PBKV with the waiting queue as step 0, and its order of that queue."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 from agentflow.cache.ledger import CallRef, NodeRecord
-from agentflow.cache.policy import CallArrived, CallFinished
+from agentflow.cache.policy import CallArrived, CallFinished, WaitingCall
+from agentflow.errors import UsageError
 from agentflow.events import WorkflowEnded
 from agentflow.runtime import Runtime
+
+Make = Callable[..., Any]
 
 
 def runtime() -> Runtime:
@@ -64,3 +72,33 @@ def test_a_node_of_two_waiting_workflows_is_worth_both() -> None:
     a, b = arrive(layer, "a", "solver", "a1"), arrive(layer, "b", "solver", "b1")
     both, one = touched(layer, 1, a, b), touched(layer, 2, b)
     assert order(layer, both, one) == [2, 1]
+
+
+def test_calls_run_by_the_beginning_of_their_workflow_and_preempted_ones_first(drive: Make) -> None:
+    d = drive("pbkv-queue")
+    d.run("first")
+    d.now += 1.0
+    d.run("second")
+    d.now += 1.0
+    late, stranger = d.arrive("second"), d.arrive(None)
+    d.now += 1.0
+    early, fresh = d.arrive("first"), d.arrive("third")
+    assert d.queue(late, stranger, early, fresh) == [early.id, late.id, stranger.id, fresh.id]
+    assert d.queue(late, early, fresh, preempted=[fresh]) == [fresh.id, early.id, late.id]
+
+
+def test_no_call_starves_behind_older_workflows(drive: Make) -> None:
+    d = drive({"name": "pbkv-queue", "patience": 60.0})
+    d.run("old")
+    d.now += 1.0
+    poor = d.arrive("young")
+    d.now += 61.0
+    assert d.queue(d.arrive("old"), poor)[0] == poor.id
+
+
+def test_the_queue_can_be_left_as_it_is(drive: Make) -> None:
+    d = drive({"name": "pbkv-queue", "order_calls": False})
+    r = d.arrive("w")
+    assert d.runtime.score_call(WaitingCall(r.id, r.call, r.tokens, 0, r.arrived)) == ()
+    with pytest.raises(UsageError):
+        drive({"name": "pbkv-queue", "patience": -1.0})

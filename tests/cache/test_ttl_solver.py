@@ -71,6 +71,25 @@ def test_no_benefit_that_makes_sense_no_pin(benefit: float) -> None:
     assert tau_star(Curve.empirical([]), 5.0, 1.0).tau == 0.0
 
 
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=40), st.integers(1, 400), st.integers(0, 40), st.booleans())
+def test_a_curve_that_was_asked_before_answers_the_same(
+    durations: list[int], benefit: int, cost: int, held: bool
+) -> None:
+    curve = Curve.empirical([d / 4 for d in durations])
+    first = tau_star(curve, benefit / 8, cost / 8, held=held)
+    again = tau_star(curve, benefit / 8, cost / 8, held=held)
+    assert again.gain == pytest.approx(first.gain)
+    paid = float(np.mean([min(d / 4, again.tau) for d in durations])) if held else again.tau
+    if again.tau:
+        assert again.probability * benefit / 8 - cost / 8 * paid == pytest.approx(first.gain)
+
+
+def test_ties_go_to_the_smaller_whenever_it_is_asked() -> None:
+    curve = Curve.empirical([1.0, 1.0, 1.0, 10.0])
+    assert [tau_star(curve, benefit=36.0, cost=1.0).tau for _ in range(3)] == [1.0] * 3
+    assert [tau_star(curve, benefit=4.0, cost=3.0).tau for _ in range(3)] == [0.0] * 3
+
+
 @given(st.lists(st.floats(0, 50), min_size=1, max_size=40), st.floats(0.01, 100), st.floats(0, 10))
 def test_nothing_on_a_fine_grid_is_better(durations: list[float], benefit: float, cost: float) -> None:
     curve = Curve.empirical(durations)

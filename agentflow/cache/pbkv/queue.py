@@ -5,15 +5,19 @@ it. Under load that wait is long, and the paper's score, which looks from the ne
 waiting calls go. Here a waiting call is step 0 of its workflow, with probability 1, and the steps after it are
 discounted once more. Of nodes that are worth the same, those of the calls that arrived first stay, since they run
 first. Retired nodes that several workflows used go after those that only one used, as in ``lifecycle``.
+
+The queue is ordered too, by workflow (:mod:`agentflow.cache.by_workflow`): what is kept is then what runs next.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from agentflow.cache.ledger import NodeRecord, Thread
+from agentflow.cache.by_workflow import PATIENCE, ByWorkflow
+from agentflow.cache.ledger import Ledger, NodeRecord, Thread
 from agentflow.cache.pbkv.policy import PBKV, RESOLUTION
-from agentflow.cache.policy import CallArrived, CallFinished, Explanation, Observation, Score
+from agentflow.cache.policy import CallArrived, CallFinished, Explanation, Observation, Score, WaitingCall
 
 __all__ = ["PBKVQueue"]
 
@@ -22,12 +26,25 @@ WAITING = 20_000
 
 
 class PBKVQueue(PBKV):
-    """Look-ahead eviction with the waiting queue as step 0, and conservative prefetch."""
+    """Look-ahead eviction with the waiting queue as step 0, conservative prefetch, and program-level order.
+
+    ``order_calls``: calls run by the beginning of their workflow, preempted ones first; False leaves the queue as it
+    is. Nobody starves: a call that waits for ``patience`` seconds comes before all that do not.
+    """
 
     name = "pbkv-queue"
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(
+        self,
+        ledger: Ledger,
+        clock: Callable[[], float],
+        *,
+        order_calls: bool = True,
+        patience: float = PATIENCE,
+        **options: Any,
+    ) -> None:
+        super().__init__(ledger, clock, **options)
+        self._calls = ByWorkflow(ledger, clock, patience=patience) if order_calls else None
         self._arrivals = 0
         #: The calls of each thread that wait or run, by request, with the number of their arrival.
         self._waiting: dict[Thread, dict[str, int]] = {}
@@ -45,6 +62,9 @@ class PBKVQueue(PBKV):
                 calls.pop(observation.request, None)
                 if not calls:
                     del self._waiting[observation.call.thread]
+
+    def score_call(self, call: WaitingCall) -> Score:
+        return self._calls.score_call(call) if self._calls is not None else ()
 
     def score_node(self, node: NodeRecord) -> Score:
         owners = self.ledger.live_owners(node)

@@ -8,6 +8,7 @@ too. The Kaplan-Meier estimator counts them for as long as they were watched.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Curve", "Distribution", "Exponential", "Samples", "product"]
+__all__ = ["Curve", "Distribution", "Exponential", "Hull", "Samples", "product"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -47,14 +48,73 @@ class Exponential:
         return -self.mean * np.log1p(-np.arange(1, 64) / 64.0)
 
 
-class Curve:
-    """A step function: ``cdf`` is ``values[i]`` from ``times[i]`` on, 0 before the first; both ascend."""
+class Hull:
+    """The points of a curve that can be best: the upper convex hull of (seconds paid, probability), from (0, 0) on.
 
-    __slots__ = ("times", "values")
+    ``seconds`` is what a time-to-live costs at each of ``times``. Making it is O(n), asking it O(log n).
+    """
+
+    __slots__ = ("_chances", "_seconds", "_slopes", "_times")
+
+    def __init__(self, times: Floats, seconds: Floats, chances: Floats) -> None:
+        kept: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]
+        #: Slopes of the hull's edges with their sign turned, so that they ascend.
+        slopes: list[float] = []
+        for time, paid, chance in zip(times.tolist(), seconds.tolist(), chances.tolist(), strict=True):
+            while True:
+                _, last_paid, last_chance = kept[-1]
+                if chance <= last_chance:
+                    break
+                slope = -math.inf if paid <= last_paid else -(chance - last_chance) / (paid - last_paid)
+                if slopes and slope <= slopes[-1]:
+                    kept.pop()
+                    slopes.pop()
+                    continue
+                kept.append((time, paid, chance))
+                slopes.append(slope)
+                break
+        self._slopes = slopes
+        self._times = [k[0] for k in kept]
+        self._seconds = [k[1] for k in kept]
+        self._chances = [k[2] for k in kept]
+
+    def best(self, benefit: float, cost: float) -> tuple[float, float, float]:
+        """Time, probability and gain at the first of the best points; ``benefit`` must be above 0."""
+        place = bisect_left(self._slopes, -cost / benefit)
+        chance = self._chances[place]
+        return self._times[place], chance, chance * benefit - cost * self._seconds[place]
+
+
+class Curve:
+    """A step function: ``cdf`` is ``values[i]`` from ``times[i]`` on, 0 before the first; both ascend.
+
+    It does not change, so what is asked again and again is kept with it.
+    """
+
+    __slots__ = ("_asked", "_hulls", "times", "values")
 
     def __init__(self, times: Floats, values: Floats) -> None:
         self.times = times
         self.values = values
+        self._asked = 0
+        self._hulls: dict[bool, Hull] = {}
+
+    def hull(self, held: bool) -> Hull | None:
+        """Its hull, over the seconds until the return where ``held``, else over the time itself; None when it was
+        never asked before: looking through all points once is cheaper than making a hull."""
+        self._asked += 1
+        if self._asked == 1:
+            return None
+        found = self._hulls.get(held)
+        if found is None:
+            found = self._hulls[held] = Hull(self.times, self.held() if held else self.times, self.values)
+        return found
+
+    def held(self) -> Floats:
+        """E[min(duration, t)] at each of ``times``: the area under the survival function up to there."""
+        steps = np.diff(self.times, prepend=0.0)
+        survival = 1.0 - np.concatenate([[0.0], self.values[:-1]])
+        return np.asarray(np.cumsum(steps * survival))
 
     def cdf(self, tau: float) -> float:
         place = int(np.searchsorted(self.times, tau, side="right"))

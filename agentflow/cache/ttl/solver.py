@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agentflow.cache.ttl.durations import Distribution, Exponential, Floats
+from agentflow.cache.ttl.durations import Curve, Distribution, Exponential
 
 __all__ = ["Solution", "tau_star"]
 
@@ -30,19 +30,23 @@ def tau_star(distribution: Distribution, benefit: float, cost: float, *, held: b
     With ``held`` only the seconds until the return cost: E[min(duration, tau)] in place of tau, which is what a
     pin that ends with the return really holds. Candidates are 0 and the distinct durations of the distribution,
     which is where the optimum of a step function lies; ties go to the smaller. An exponential has its optimum at
-    mean * ln(benefit / (mean * cost)); with ``held`` it is all or nothing. O(candidates).
+    mean * ln(benefit / (mean * cost)); with ``held`` it is all or nothing. O(candidates), for a curve that was asked
+    before O(log candidates).
     """
     if not benefit > 0.0 or not math.isfinite(benefit):
         return NONE
     cost = cost if cost > 0.0 else 0.0
     if isinstance(distribution, Exponential):
         return _exponential(distribution, benefit, cost, held)
-    times = distribution.candidates()
+    curve = distribution if isinstance(distribution, Curve) else _curve(distribution)
+    times, chances = curve.times, curve.values
     if not len(times):
         return NONE
-    values = getattr(distribution, "values", None)
-    chances = values if values is not None else np.array([distribution.cdf(t) for t in times])
-    seconds = _held(times, chances) if held else times
+    hull = curve.hull(held)
+    if hull is not None:
+        solution = Solution(*hull.best(benefit, cost))
+        return solution if solution.gain > 0.0 else NONE
+    seconds = curve.held() if held else times
     gains = chances * benefit - cost * seconds
     best = int(np.argmax(gains))  # the first of equals
     if not gains[best] > 0.0:
@@ -50,11 +54,9 @@ def tau_star(distribution: Distribution, benefit: float, cost: float, *, held: b
     return Solution(float(times[best]), float(chances[best]), float(gains[best]))
 
 
-def _held(times: Floats, chances: Floats) -> Floats:
-    """E[min(duration, t)] at each of ``times``: the area under the survival function up to there."""
-    steps = np.diff(times, prepend=0.0)
-    survival = 1.0 - np.concatenate([[0.0], chances[:-1]])
-    return np.asarray(np.cumsum(steps * survival))
+def _curve(distribution: Distribution) -> Curve:
+    times = distribution.candidates()
+    return Curve(times, np.array([distribution.cdf(t) for t in times]))
 
 
 def _exponential(prior: Exponential, benefit: float, cost: float, held: bool) -> Solution:
