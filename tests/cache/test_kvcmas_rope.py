@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from agentflow.cache.kvcmas.frequencies import Frequencies  # noqa: E402
+from agentflow.cache.kvcmas.frequencies import Frequencies, frequencies, rope_parameters  # noqa: E402
 from agentflow.cache.kvcmas.rope import Rope, unsupported  # noqa: E402
 from agentflow.errors import UsageError  # noqa: E402
 
@@ -76,6 +78,7 @@ def theirs(module: str, prefix: str, settings: dict[str, Any], keys: Any, start:
     return turned[0].transpose(0, 1), config.to_dict()
 
 
+@pytest.mark.slow  # importing transformers' models takes seconds
 @pytest.mark.parametrize(("module", "prefix", "settings"), [v[1:] for v in VARIANTS], ids=[v[0] for v in VARIANTS])
 def test_keys_are_rotated_as_transformers_rotates_them(module: str, prefix: str, settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
@@ -90,17 +93,39 @@ def test_keys_are_rotated_as_transformers_rotates_them(module: str, prefix: str,
     assert_close(rope.shift(later, -83), stored, atol=5e-5, rtol=5e-5)
 
 
-def test_dynamic_scaling_is_that_of_the_longest_context() -> None:
-    """SGLang builds its table once for ``factor`` times the context; transformers reaches that at that length."""
+@pytest.mark.parametrize(
+    ("scaling", "length"),
+    [
+        (LLAMA3, None),
+        ({"rope_type": "linear", "factor": 4.0}, None),
+        (YARN, None),
+        ({**YARN, "truncate": False, "beta_fast": 16}, None),
+        ({**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}, None),
+        # SGLang makes its table once, for ``factor`` times the context; transformers reaches that at that length.
+        ({"rope_type": "dynamic", "factor": 2.0}, 512),
+    ],
+)
+def test_frequencies_are_those_of_transformers(scaling: dict[str, Any], length: int | None) -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-    from transformers.models.llama.configuration_llama import LlamaConfig
 
-    config = LlamaConfig(**SMALL, rope_scaling={"rope_type": "dynamic", "factor": 2.0})
-    want, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, "cpu", seq_len=512)
-    plain = torch.randn(1, 1, 16)
-    ours = Rope.of(config).rotate(plain, 5)
-    rebuilt = Rope(Frequencies(want, 1.0), 16).rotate(plain, 5)
-    assert_close(ours, rebuilt, atol=1e-6, rtol=1e-5)
+    parameters = rope_parameters({**SMALL, "rope_scaling": scaling})
+    config = SimpleNamespace(**SMALL, head_dim=16, rope_parameters=parameters, standardize_rope_params=lambda: None)
+    want, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, "cpu", seq_len=length)
+    ours = frequencies(parameters, 16, 256)
+    assert_close(ours.inverse.float(), want, atol=1e-8, rtol=1e-5)
+    assert ours.factor == pytest.approx(factor)
+
+
+@pytest.mark.parametrize(("halves", "pairs"), [(True, [(0, 2), (1, 3)]), (False, [(0, 1), (2, 3)])])
+def test_pairs_turn_by_position_times_frequency(halves: bool, pairs: list[tuple[int, int]]) -> None:
+    rope = Rope(Frequencies(torch.tensor([1.0, 0.1], dtype=torch.float64), 1.5), 6, halves=halves)
+    keys = torch.arange(1.0, 7.0).reshape(1, 1, 6)
+    turned = rope.rotate(keys, 3)[0, 0].tolist()
+    for (a, b), angle in zip(pairs, (3.0, 0.3), strict=True):
+        x, y = a + 1.0, b + 1.0
+        assert turned[a] == pytest.approx(1.5 * (x * math.cos(angle) - y * math.sin(angle)), rel=1e-5)
+        assert turned[b] == pytest.approx(1.5 * (y * math.cos(angle) + x * math.sin(angle)), rel=1e-5)
+    assert turned[4:] == [5.0, 6.0]  # beyond the rotated part
 
 
 @pytest.mark.parametrize("halves", [True, False])
