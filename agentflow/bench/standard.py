@@ -41,6 +41,7 @@ STANDARD = (
     Part("baselines", "simulated"),
     Part("pbkv", "simulated"),
     Part("ttl", "simulated"),
+    Part("cachesage", "simulated"),
 )
 
 

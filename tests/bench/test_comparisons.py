@@ -36,8 +36,8 @@ TINY = Load(name="tiny", kind="hover", workflows=4, concurrency=2, scale=0.1, ma
 def run_of(policy: str, repetition: int, hit_rate: float, *, pressure: float = 2.0, **axes: Any) -> Run:
     figures = dict.fromkeys(
         (
-            "ttft_p50", "e2e_mean", "job_mean", "throughput", "ttft_p99", "e2e_p99", "job_p99", "queued_mean",
-            "hit_rate_device", "hit_rate_host", "evicted_tokens", "evicted_regretted_tokens", "prefetches",
+            "ttft_p50", "e2e_mean", "job_mean", "throughput", "ttft_mean", "ttft_p99", "e2e_p99", "job_p99",
+            "queued_mean", "hit_rate_device", "hit_rate_host", "evicted_tokens", "evicted_regretted_tokens", "prefetches",
             "prefetch_used_tokens", "prefetch_wasted_tokens", "retractions", "calls_rejected", "calls_aborted",
             "policy_errors",
         ),
@@ -229,7 +229,7 @@ def test_regret_above_the_line_is_told() -> None:
 
 
 def test_wrong_uses_are_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there are baselines, parity, pbkv, ttl"):
+    with pytest.raises(UsageError, match="there are baselines, cachesage, parity, pbkv, ttl"):
         comparison("speed")
     with pytest.raises(UsageError, match="parity runs in mode engine only"):
         run_comparison("parity", Options())

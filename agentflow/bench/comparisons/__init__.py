@@ -27,6 +27,7 @@ __all__ = [
 #: Where each comparison is; it is imported when it is asked for.
 _COMPARISONS: Final[Mapping[str, str]] = {
     "baselines": "agentflow.bench.comparisons.baselines",
+    "cachesage": "agentflow.bench.comparisons.cachesage",
     "parity": "agentflow.bench.comparisons.parity",
     "pbkv": "agentflow.bench.comparisons.pbkv",
     "ttl": "agentflow.bench.comparisons.ttl",

@@ -24,7 +24,7 @@ FIGURES: Mapping[str, str] = {
     "throughput": "workflows_per_second",
 }
 _EXTRA = (
-    "ttft_p99", "e2e_p99", "job_p99", "queued_mean", "hit_rate_device", "hit_rate_host", "evicted_tokens",
+    "ttft_mean", "ttft_p99", "e2e_p99", "job_p99", "queued_mean", "hit_rate_device", "hit_rate_host", "evicted_tokens",
     "evicted_regretted_tokens", "prefetches", "prefetch_used_tokens", "prefetch_wasted_tokens", "retractions",
     "calls_rejected", "calls_aborted", "policy_errors",
 )  # fmt: skip

@@ -50,7 +50,18 @@ def phase_of(action: str | None) -> str:
 def fit(data: Path) -> dict[str, Fitted]:
     """All constants of ``measured.py``, by name."""
     out: dict[str, Fitted] = {}
-    for part in (_mini_swe, _continuum, _kv_cache_tester, _magagent, _who_and_when, _bfcl, _hover, _gsm8k):
+    for part in (
+        _mini_swe,
+        _continuum,
+        _kv_cache_tester,
+        _magagent,
+        _who_and_when,
+        _teams,
+        _bfcl,
+        _hover,
+        _gsm8k,
+        _humaneval,
+    ):
         out.update(part(data))
     return out
 
@@ -303,6 +314,34 @@ def _who_and_when(data: Path) -> dict[str, Fitted]:
     for path in sorted((data / "who-and-when").glob("*/*.json")):
         prompts += [_tokens(p) for p in json.loads(path.read_text(encoding="utf-8"))["system_prompt"].values()]
     return {"ROLE_TOKENS": (_quantiles(prompts), "who-and-when, 126 runs: characters of an agent's system prompt / 4")}
+
+
+def _teams(data: Path) -> dict[str, Fitted]:
+    """Who speaks after whom in a team, its experts numbered by their first word; the terminal's turns are tools."""
+    following: dict[str, Counter[str]] = defaultdict(Counter)
+    tasks = []
+    for path in sorted((data / "who-and-when").glob("*/*.json")):
+        run = json.loads(path.read_text(encoding="utf-8"))
+        tasks.append(_tokens(run["question"]))
+        names: dict[str, str] = {}
+        speakers = [m["name"] for m in run["history"] if m.get("name") != "Computer_terminal"]
+        turns = [names.setdefault(s, f"expert{min(len(names) + 1, 3)}") for s in speakers]
+        for a, b in itertools.pairwise(["start", *turns, "end"]):
+            following[a][b] += 1
+    where = "who-and-when, 126 runs"
+    return {
+        "TEAM_NEXT": ({a: _shares(n) for a, n in sorted(following.items())}, f"{where}: expert -> next expert"),
+        "TEAM_TASK_TOKENS": (_quantiles(tasks), f"{where}: characters of a question / 4"),
+    }
+
+
+def _humaneval(data: Path) -> dict[str, Fitted]:
+    problems = _lines(data / "humaneval/humaneval_first100.jsonl")
+    where = "HumanEval (MultiPL-E), 100 tasks"
+    return {
+        "CODE_TASK_TOKENS": (_quantiles(_tokens(p["prompt"]) for p in problems), f"{where}: prompt / 4"),
+        "CODE_TEST_TOKENS": (_quantiles(_tokens(p["test"]) for p in problems), f"{where}: tests / 4"),
+    }
 
 
 def _bfcl(data: Path) -> dict[str, Fitted]:

@@ -22,11 +22,18 @@ def install() -> bool:
         return False
     from importlib import import_module
 
+    import torch
+
+    torch.Tensor.pin_memory = _as_it_is
     for name in MODULES:
         module: Any = import_module(name)
         if not isinstance(module.torch, _Unpinned):
             module.torch = _Unpinned(module.torch)
     return True
+
+
+def _as_it_is(tensor: Any, *_device: Any) -> Any:
+    return tensor
 
 
 class _Unpinned:

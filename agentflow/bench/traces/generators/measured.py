@@ -210,3 +210,20 @@ SUM_QUESTION_TOKENS: Final = (18, 29, 42, 56, 72, 89, 100, 132)
 
 #: GSM8K, 660 test problems: worked answer / 4.
 SUM_ANSWER_TOKENS: Final = (15, 26, 46, 66, 91, 119, 137, 171)
+
+#: who-and-when, 126 runs: expert -> next expert.
+TEAM_NEXT: Final = {
+    "expert1": {"end": 0.128, "expert1": 0.348, "expert2": 0.44, "expert3": 0.084},
+    "expert2": {"end": 0.135, "expert1": 0.282, "expert2": 0.234, "expert3": 0.349},
+    "expert3": {"end": 0.256, "expert1": 0.244, "expert2": 0.176, "expert3": 0.324},
+    "start": {"expert1": 1.0},
+}
+
+#: who-and-when, 126 runs: characters of a question / 4.
+TEAM_TASK_TOKENS: Final = (19, 23, 33, 50, 69, 121, 168, 312)
+
+#: HumanEval (MultiPL-E), 100 tasks: prompt / 4.
+CODE_TASK_TOKENS: Final = (30, 44, 77, 112, 153, 210, 252, 330)
+
+#: HumanEval (MultiPL-E), 100 tasks: tests / 4.
+CODE_TEST_TOKENS: Final = (37, 51, 66, 94, 119, 156, 171, 280)
