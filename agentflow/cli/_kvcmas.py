@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from agentflow.cli.output import Output
+from agentflow.errors import UsageError
 
 __all__ = ["ENTRY", "add_options", "run_kvcmas_bench"]
 
@@ -18,6 +20,7 @@ ENTRY = {"name": "kvcmas", "title": "KV of a segment reused under another agent'
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options that only this benchmark has."""
     parser.add_argument("--data", metavar="DIR", default="../shared/data", help="kvcmas: gsm8k and humaneval are here")
+    parser.add_argument("--items", type=int, metavar="N", help="kvcmas: test N items instead (two segments each)")
 
 
 def run_kvcmas_bench(args: argparse.Namespace, out: Output, target: Path | None) -> int:
@@ -29,6 +32,10 @@ def run_kvcmas_bench(args: argparse.Namespace, out: Output, target: Path | None)
     from agentflow.bench.kvcmas.show import shown
 
     size = QUICK if args.quick else STANDARD
+    if args.items is not None:
+        if args.items < 2:
+            raise UsageError("--items is at least 2")
+        size = replace(size, items=args.items)
     journal = None if target is None else target.with_name(target.name + ".part")
     with out.side.status("kvcmas: starting") if out.live else nullcontext() as status:
 

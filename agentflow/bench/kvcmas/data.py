@@ -82,11 +82,10 @@ AGENTS = (
 
 
 def load_items(folder: Path, count: int, *, seed: int = 0, longest: int = 800) -> list[Item]:
-    """``count`` items in random order, a third of them from HumanEval (as far as there are), the rest from gsm8k.
+    """``count`` items: every third from HumanEval as long as there are any, the others from gsm8k, each in random order.
 
-    Items of more than ``longest`` characters, question and answer together, are left out, which bounds the run time.
-
-    Raises UsageError when the files are not there.
+    A longer list begins with the shorter one. Items of more than ``longest`` characters, question and answer together,
+    are left out, which bounds the run time. Raises UsageError when the files are not there or hold too little.
     """
     maths, code = folder / "gsm8k" / "gsm8k_test_first660.jsonl", folder / "humaneval" / "humaneval_first100.jsonl"
     for path in (maths, code):
@@ -98,11 +97,12 @@ def load_items(folder: Path, count: int, *, seed: int = 0, longest: int = 800) -
     problems, tasks = ([i for i in kind if len(i.question) + len(i.answer) <= longest] for kind in (problems, tasks))
     pick.shuffle(problems)
     pick.shuffle(tasks)
-    wanted = min(count // 3, len(tasks))
-    if count - wanted > len(problems):
+    if count > len(problems) + len(tasks):
         raise UsageError(f"{count} items asked for; there are {len(problems)} problems and {len(tasks)} coding tasks")
-    items = problems[: count - wanted] + tasks[:wanted]
-    pick.shuffle(items)
+    items: list[Item] = []
+    while len(items) < count:
+        kind = tasks if (len(items) % 3 == 2 and tasks) or not problems else problems
+        items.append(kind.pop())
     return items
 
 

@@ -36,9 +36,9 @@ class Size:
 
     anchors: int = 10
     items: int = 100
-    brief: int = 25
-    repeats: int = 20
-    chains: int = 12
+    brief: int = 15
+    repeats: int = 15
+    chains: int = 8
 
     @property
     def needed(self) -> int:

@@ -45,7 +45,7 @@ def run_kvcmas(
     began = time.perf_counter()
     found = resolve_model(model, on_progress=say)
     dense = DenseModel(str(found.path))
-    kept = Journal(journal, {"model": found.name, "size": asdict(size), "seed": seed})
+    kept = Journal(journal, {"model": found.name, "anchors": size.anchors, "seed": seed})
     rows = Experiment(dense, say).run(items, size, kept)
     measured = measure_costs(dense, items[: size.anchors] * 4, say, repeats=1 if size is QUICK else 3)
     kept.close()
