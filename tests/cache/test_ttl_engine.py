@@ -109,6 +109,21 @@ def test_ttl_decides_by_what_it_was_told_of_the_tool_and_says_so(limited: Embedd
     healthy(limited)
 
 
+def test_a_load_from_the_host_is_timed_and_makes_a_miss_cheaper(limited: EmbeddedEngine) -> None:
+    limited.flush()
+    limited.control("configure", {"policies": ["ttl"], "reset": True, "device_tokens": POOL, "host_tokens": 4 * POOL})
+    ask(limited, "agent", prompt(1))
+    for other in range(8):  # what the agent left goes to the host
+        ask(limited, f"other{other}", prompt(50 + other))
+    again = ask(limited, "agent", prompt(1))
+    assert again.usage.cached_host >= 290
+    healthy(limited)
+    known = limited.stats().details["policies"]["ttl"]
+    assert known["found_on_host"] > 0.9
+    assert 0.0 < known["reload_seconds_per_token"] < known["prefill_seconds_per_token"]
+    assert known["reload_seconds_per_token"] != 2e-5, "the prior, as if nothing had been measured"
+
+
 def test_with_every_program_pinned_and_every_tool_hung_all_calls_go_on(limited: EmbeddedEngine) -> None:
     configure(limited, PIN)
     for w in range(12):

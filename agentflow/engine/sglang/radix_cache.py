@@ -24,6 +24,7 @@ from agentflow.engine.sglang.anchors import Anchors, computed, is_internal
 from agentflow.engine.sglang.ballast import Ballast
 from agentflow.engine.sglang.clock import StreamClock
 from agentflow.engine.sglang.eviction import AgentFullComponent
+from agentflow.engine.sglang.loads import LoadTimes
 from agentflow.engine.sglang.tree_core import AgentTreeCore
 from agentflow.events import Event
 from agentflow.runtime import Runtime
@@ -48,24 +49,24 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
     decode: Callable[[Sequence[int]], str] | None = None
     #: The load that prefetches started last, -1 when none is under way.
     _prefetching = -1
-    #: Set aside while comparing pool sizes; emptying the cache gives it back.
-    #: Adapters loaded ahead of which no call has come yet.
-    preloaded: set[str]
+    #: Adapters loaded ahead of which no call has come yet, oldest first.
+    preloaded: dict[str, None]
     #: Requests held back in the present step; they are in the queue again after it.
     held: list[Any]
     #: The anchors seen, so that they can be computed ahead.
     anchors: Anchors
+    #: Set aside while comparing pool sizes; emptying the cache gives it back.
     ballast = Ballast()
 
     def __init__(self, params: Any, *, policies: Sequence[PolicySpec], shared_time: bool) -> None:
         self.clock: Callable[[], float] = StreamClock() if shared_time else time.time
         self.runtime = Runtime(policies, clock=self.clock)
-        register = partial(AgentTreeCore, runtime=self.runtime)
         #: How long loads from the host take.
         self.load_times = LoadTimes()
         self.anchors = Anchors()
         self.held = []
-        self.preloaded = set()
+        self.preloaded = {}
+        register = partial(AgentTreeCore, runtime=self.runtime)
         backend = f"{BACKEND}-{id(self)}"
         register_tree_core_backend(backend, register)
         params.tree_core_backend = backend
@@ -85,13 +86,14 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
 
     # -- what the scheduler tells ----------------------------------------------------------------------
 
-    def observe(self, events: Sequence[Event], refused: int) -> None:
+    def observe(self, events: Sequence[Event], refused: int, *, began: int | None = None) -> None:
         """Take in events from the framework; ``refused`` entries could not be read.
 
-        ``events_ns`` counts the scheduler thread's processor time for it.
+        ``events_ns`` counts the scheduler thread's processor time for it, reading them included where ``began`` says
+        when that began.
         """
         runtime = self.runtime
-        started = time.thread_time_ns()
+        started = time.thread_time_ns() if began is None else began
         if isinstance(self.clock, StreamClock):
             self.clock.advance(max((e.time for e in events), default=0.0))
         for event in events:
@@ -106,17 +108,17 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         """A request joins the waiting queue: read its hints. Reads each request once."""
         if getattr(req, "agentflow", None) is not None:
             return
-        actions = [(a.action_type, a.payload) for a in req.kv_hints.actions] if req.kv_hints else []
-        hint, events, refused = wire.read_hints(actions, prompt_tokens=len(req.origin_input_ids))
         if is_internal(req):
             req.agentflow = AgentRequest(CallRef(None), self.runtime.log.last_seq, self.clock())
             req.agentflow.left = True  # policies hear of what they asked for by what it does
             return
         began = time.thread_time_ns()
+        actions = [(a.action_type, a.payload) for a in req.kv_hints.actions] if req.kv_hints else []
+        hint, events, refused = wire.read_hints(actions, prompt_tokens=len(req.origin_input_ids))
         if isinstance(self.clock, StreamClock) and hint is not None:
             self.clock.advance(hint.time)
         if events or refused:
-            self.observe(events, refused)
+            self.observe(events, refused, began=began)
         at = hint.at if hint is not None else Coordinates()
         call = self.runtime.call(
             at.workflow, at.agent, at.branch, req.rid, priority=req.priority or 0, tenant=at.tenant
@@ -131,19 +133,35 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
 
     def start_prefetches(self) -> None:
         """Start the loads that were queued for prefetching."""
-        self._prefetching = super().ready_to_load_host_cache()
+        self._prefetching = self._start_loads()
 
     def ready_to_load_host_cache(self) -> int:
         """What the next prefill must wait for, layer by layer: its own loads, else a prefetch under way.
 
         Loads run in order, so whoever waits for a later one has waited for the prefetch too.
         """
-        index = super().ready_to_load_host_cache()
+        index = self._start_loads()
         if index >= 0 or self._prefetching < 0:
             return int(index)
         if self.is_load_back_event_done(self._prefetching):
             self._prefetching = -1
         return self._prefetching
+
+    def _start_loads(self) -> int:
+        """Start what is queued; -1 when nothing is."""
+        began = time.perf_counter()
+        index = int(super().ready_to_load_host_cache())
+        if index >= 0 and self.cache_controller is not None and self.cache_controller.ack_load_queue:
+            self.load_times.started(self.cache_controller.ack_load_queue[-1], time.perf_counter() - began)
+        return index
+
+    def loading_check(self, *args: Any, **kwargs: Any) -> None:
+        """Take note of the loads that are done."""
+        pending = list(self.cache_controller.ack_load_queue) if self.cache_controller is not None else []
+        super().loading_check(*args, **kwargs)
+        if pending:
+            for ack in pending[: len(pending) - len(self.cache_controller.ack_load_queue)]:
+                self.load_times.done(ack)
 
     def init_load_back(self, params: Any) -> Any:
         self.tree_core.cause = params.req.rid if params.req is not None else None
@@ -160,8 +178,12 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         if state is None or self.disable:
             return
         try:
+            if is_internal(req):
+                computed(self, req)
+                return
             if req.last_node is not None:
                 self.tree_core.touch_path(req.last_node, state.call)
+                self.anchors.mark(self.tree_core, req)
             if req.finished():
                 self.left(req)
                 self._reply(req, state)
@@ -178,17 +200,13 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         if self.runtime.watches_nodes:
             self.runtime.observe(self._outcome(req, state))
         if state.call.thread is not None:
-            if is_internal(req):
-                computed(self, req)
-                return
             self.tree_core.heard_of(state.call.thread.workflow.id)
 
-                self.anchors.mark(self.tree_core, req)
     def _outcome(self, req: Any, state: AgentRequest) -> CallFinished:
         times = req.time_stats
         began, prefilled = times.forward_entry_time, times.prefill_finished_time
-        waited = began - times.wait_queue_entry_time if began and times.wait_queue_entry_time else 0.0
         timed = not isinstance(self.clock, StreamClock)  # ranks must agree, and their clocks do not
+        host_tokens = req.cached_tokens_host
         thread = state.call.thread
         recognised = None
         if thread is None or not thread.workflow.sends_events:
@@ -199,9 +217,10 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
             len(req.origin_input_ids),
             req.cached_tokens,
             len(req.output_ids),
-            host_tokens=req.cached_tokens_host,
-            queue_seconds=max(0.0, waited) if timed else 0.0,
+            host_tokens=host_tokens,
+            queue_seconds=_waited(req) if timed else 0.0,
             prefill_seconds=max(0.0, prefilled - began) if timed and began and prefilled else 0.0,
+            reload_seconds=self.load_times.seconds(host_tokens) if timed else 0.0,
             tool=recognised.tool if recognised else None,
             variant=recognised.variant if recognised else None,
         )
@@ -209,10 +228,11 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
     def _reply(self, req: Any, state: AgentRequest) -> None:
         mine = [d for d in self.runtime.log.since(state.first_seq) if d.request == req.rid]
         tokens = len(req.output_ids)
-        if mine and tokens:
+        if tokens:
             # One entry per output token is what SGLang carries; ours rides on the last.
             info: dict[str, list[Any]] = req.customized_info or {}
-            info[wire.META_KEY] = [None] * (tokens - 1) + [wire.reply(mine[-DECISIONS_PER_REQUEST:])]
+            said = wire.reply(mine[-DECISIONS_PER_REQUEST:], queue_seconds=_waited(req))
+            info[wire.META_KEY] = [None] * (tokens - 1) + [said]
             req.customized_info = info
 
 
@@ -229,6 +249,14 @@ class AgentRequest:
         self.first_seq = first_seq
         self.arrived = arrived
         self.left = False
+
+
+def _waited(req: Any) -> float:
+    """Seconds from the request's arrival in the queue until it first ran; 0.0 when it never did."""
+    times = req.time_stats
+    if not times.forward_entry_time or not times.wait_queue_entry_time:
+        return 0.0
+    return max(0.0, float(times.forward_entry_time - times.wait_queue_entry_time))
 
 
 def create(ctx: Any, made: type[AgentRadixCache] = AgentRadixCache) -> Any:

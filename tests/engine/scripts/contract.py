@@ -245,6 +245,14 @@ def check_hicache_parts() -> None:
     assert stream.query()
 
 
+def check_load_acknowledgements() -> None:
+    from sglang.srt.managers.cache_controller import HiCacheAck
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+    assert {"start_event", "finish_event", "num_tokens", "timing_enabled"} <= set(HiCacheAck._fields)
+    assert "finish_count" in parameters(UnifiedRadixCache.loading_check)
+
+
 def check_forced_tokens() -> None:
     import types
 
