@@ -14,7 +14,11 @@ from agentflow.errors import UsageError
 __all__ = ["ENTRY", "add_options", "run_kvcmas_bench"]
 
 #: How it is listed beside the comparisons.
-ENTRY = {"name": "kvcmas", "title": "KV of a segment reused under another agent's prefix", "modes": ["model"]}
+ENTRY = {
+    "name": "kvcmas",
+    "title": "KV of a segment reused under another agent's prefix",
+    "modes": ["model", "simulated"],
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +30,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_kvcmas_bench(args: argparse.Namespace, out: Output, target: Path | None) -> int:
     """Run it on the default model, show the tables, write all rows to ``target``.
 
-    Beside ``target`` a file ``.part`` keeps what is done, from which a run that was stopped goes on.
+    With ``--simulated`` only the cost model runs. Beside ``target`` a file ``.part`` keeps what is done, from which a
+    run that was stopped goes on.
     """
-    from agentflow.bench.kvcmas.run import QUICK, STANDARD, run_kvcmas
+    from agentflow.bench.kvcmas.run import QUICK, STANDARD, run_kvcmas, run_speed
     from agentflow.bench.kvcmas.show import shown
 
     size = QUICK if args.quick else STANDARD
@@ -43,7 +48,8 @@ def run_kvcmas_bench(args: argparse.Namespace, out: Output, target: Path | None)
             if status is not None:
                 status.update(f"kvcmas: {text}")
 
-        data = run_kvcmas(Path(args.data), size=size, journal=journal, say=say)
+        folder = Path(args.data)
+        data = run_speed() if args.simulated else run_kvcmas(folder, size=size, journal=journal, say=say)
     if target is not None:
         target.write_text(json.dumps(data, ensure_ascii=False) + "\n", encoding="utf-8")
         out.note(f"written to {target}")

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
         found = [comparison(name) for name in comparison_names()]
         for one in found:
             out.show(f"{one.name:<10} {one.title} ({' or '.join(one.modes)})")
-        out.show(f"{'kvcmas':<10} {_kvcmas.ENTRY['title']} (model)")
+        out.show(f"{'kvcmas':<10} {_kvcmas.ENTRY['title']} (model or simulated)")
         listed = [{"name": c.name, "title": c.title, "modes": list(c.modes)} for c in found]
         out.result({"comparisons": [*listed, _kvcmas.ENTRY]})
         return 0

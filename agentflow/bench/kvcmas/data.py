@@ -82,7 +82,7 @@ AGENTS = (
 
 
 def load_items(folder: Path, count: int, *, seed: int = 0, longest: int = 800) -> list[Item]:
-    """``count`` items: every third from HumanEval as long as there are any, the others from gsm8k, each in random order.
+    """``count`` items: every third from HumanEval while there are any, the others from gsm8k, each in random order.
 
     A longer list begins with the shorter one. Items of more than ``longest`` characters, question and answer together,
     are left out, which bounds the run time. Raises UsageError when the files are not there or hold too little.

@@ -60,6 +60,8 @@ class Experiment:
         self, items: Sequence[Item], size: Size, journal: Journal, contenders: Sequence[Contender] = CONTENDERS
     ) -> dict[str, list[Row]]:
         """Rows of three kinds: ``methods``, ``repeats`` and ``chain``."""
+        if all(item.name in journal.done for item in items[size.anchors : size.needed]):
+            return journal.rows()
         field = Field(self.rope, contenders, anchors=size.anchors)
         for n, item in enumerate(items[: size.anchors]):
             self._say(f"anchors {n + 1} of {size.anchors}")

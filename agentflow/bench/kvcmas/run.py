@@ -15,9 +15,10 @@ from agentflow.bench.kvcmas.data import load_items
 from agentflow.bench.kvcmas.dense import DenseModel
 from agentflow.bench.kvcmas.experiment import Experiment, Size
 from agentflow.bench.kvcmas.journal import Journal
+from agentflow.bench.kvcmas.speed import speed_claims, speed_table
 from agentflow.bench.kvcmas.summary import claims, tables
 
-__all__ = ["QUICK", "STANDARD", "run_kvcmas"]
+__all__ = ["QUICK", "STANDARD", "run_kvcmas", "run_speed"]
 
 STANDARD = Size()
 QUICK = Size(anchors=5, items=6, brief=4, repeats=3, chains=2)
@@ -49,6 +50,7 @@ def run_kvcmas(
     rows = Experiment(dense, say).run(items, size, kept)
     measured = measure_costs(dense, items[: size.anchors] * 4, say, repeats=1 if size is QUICK else 3)
     kept.close()
+    speed = speed_table()
     return {
         "title": "KV of a shared segment under another agent's prefix",
         "model": found.name,
@@ -58,6 +60,13 @@ def run_kvcmas(
         "seconds": time.perf_counter() - began,
         "tables": tables(rows),
         "costs": measured,
-        "claims": claims(rows, measured),
+        "speed": speed,
+        "claims": [*claims(rows, measured), *speed_claims(speed)],
         "rows": rows,
     }
+
+
+def run_speed() -> dict[str, Any]:
+    """The simulated part alone: seconds, no model, no data."""
+    speed = speed_table()
+    return {"title": "KVCMAS at 32K tokens, by a cost model", "speed": speed, "claims": speed_claims(speed)}

@@ -33,7 +33,41 @@ class Shown:
 
 
 def shown(data: Mapping[str, Any]) -> Iterator[Shown]:
-    """All tables of a result of :func:`~agentflow.bench.kvcmas.run.run_kvcmas`."""
+    """All tables of a result of :func:`~agentflow.bench.kvcmas.run.run_kvcmas` or of ``run_speed``."""
+    if "tables" in data:
+        yield from _measured(data)
+    if "speed" in data:
+        yield from _speed(data["speed"])
+    yield Shown(
+        "Claims",
+        ("claim", "target", "measured", "", "note"),
+        [
+            (c["name"], c["target"], f"{c['measured']:.3g}", "met" if c["met"] else "missed", c["note"])
+            for c in data["claims"]
+        ],
+    )
+
+
+def _speed(rows: Sequence[Mapping[str, Any]]) -> Iterator[Shown]:
+    yield Shown(
+        "Simulated: four agents, 32K shared tokens, 8 calls/s, reuse 0.8; seconds",
+        ("model, accelerators", "way", "TTFT mean", "median", "corrected call", "NonShared / it", "anchors GB"),
+        [
+            (
+                f"{r['model']}, {r['replicas']} x {r['hardware']}",
+                r["way"],
+                f"{r['mean']:.2f}",
+                f"{r['median']:.2f}",
+                f"{r['corrected']:.2f}",
+                f"{r['speedup']:.2f}x",
+                (f"{r['pool_bytes'] / 1e9:.1f}" if r["pool_bytes"] else "") + ("" if r["fits"] else " (does not fit)"),
+            )
+            for r in rows
+        ],
+    )
+
+
+def _measured(data: Mapping[str, Any]) -> Iterator[Shown]:
     tables = data["tables"]
     yield Shown(
         "Methods: keys / values, medians; KL and agreement over 16 teacher-forced tokens, means [95 % interval]",
@@ -75,14 +109,6 @@ def shown(data: Mapping[str, Any]) -> Iterator[Shown]:
         ],
     )
     yield from _costs(data["costs"])
-    yield Shown(
-        "Claims",
-        ("claim", "target", "measured", "", "note"),
-        [
-            (c["name"], c["target"], f"{c['measured']:.3g}", "met" if c["met"] else "missed", c["note"])
-            for c in data["claims"]
-        ],
-    )
 
 
 def _costs(costs: Mapping[str, Any]) -> Iterator[Shown]:
