@@ -1,6 +1,7 @@
 """PBKV with the waiting queue as step 0, and its order of that queue."""
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ Make = Callable[..., Any]
 
 
 def runtime() -> Runtime:
-    return Runtime([{"name": "pbkv-queue", "trust": False, "horizon": 1}], clock=lambda: 0.0)
+    ticks = count()
+    return Runtime([{"name": "pbkv-queue", "trust": False, "horizon": 1}], clock=lambda: next(ticks) * 1e-3)
 
 
 def arrive(layer: Runtime, workflow: str, agent: str, request: str) -> CallRef:
@@ -35,7 +37,7 @@ def order(layer: Runtime, *nodes: NodeRecord) -> list[int]:
     return [n.id for n in sorted(nodes, key=lambda n: layer.score_node(n, 0.0))]
 
 
-def test_what_a_waiting_call_reads_stays_and_the_first_in_the_queue_longest() -> None:
+def test_what_a_waiting_call_reads_stays_and_that_of_the_first_workflow_longest() -> None:
     layer = runtime()
     nodes = []
     for i, w in enumerate(("a", "b", "idle")):
@@ -44,7 +46,7 @@ def test_what_a_waiting_call_reads_stays_and_the_first_in_the_queue_longest() ->
         layer.observe(CallFinished(f"{w}1", first))
     arrive(layer, "b", "solver", "b2")
     arrive(layer, "a", "solver", "a2")
-    assert order(layer, *nodes) == [2, 0, 1]
+    assert order(layer, *nodes) == [2, 1, 0], "a began before b, and so it runs first"
 
 
 def test_a_finished_call_waits_no_longer() -> None:

@@ -3,14 +3,15 @@
 A call that has arrived is no forecast: its agent will read what it touched before as soon as the scheduler gets to
 it. Under load that wait is long, and the paper's score, which looks from the newest call onward, lets the KV of
 waiting calls go. Here a waiting call is step 0 of its workflow, with probability 1, and the steps after it are
-discounted once more. Of nodes that are worth the same, those of the calls that arrived first stay, since they run
-first. Retired nodes that several workflows used go after those that only one used, as in ``lifecycle``.
+discounted once more. Of nodes that are worth the same, those of the workflows that began first stay, since these
+run first. Retired nodes that several workflows used go after those that only one used, as in ``lifecycle``.
 
 The queue is ordered too, by workflow (:mod:`agentflow.cache.by_workflow`): what is kept is then what runs next.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -44,27 +45,28 @@ class PBKVQueue(PBKV):
         **options: Any,
     ) -> None:
         super().__init__(ledger, clock, **options)
-        self._calls = ByWorkflow(ledger, clock, patience=patience) if order_calls else None
-        self._arrivals = 0
-        #: The calls of each thread that wait or run, by request, with the number of their arrival.
-        self._waiting: dict[Thread, dict[str, int]] = {}
+        self._order = ByWorkflow(ledger, clock, patience=patience) if order_calls else None
+        #: The threads of the calls that wait or run, by request.
+        self._calls: dict[str, Thread] = {}
+        #: How many calls of each thread wait or run.
+        self._waiting: Counter[Thread] = Counter()
 
     def observe(self, observation: Observation) -> None:
         super().observe(observation)
         if isinstance(observation, CallArrived):
             thread = observation.call.thread
             if thread is not None and (thread in self._waiting or len(self._waiting) < WAITING):
-                self._arrivals += 1
-                self._waiting.setdefault(thread, {})[observation.request] = self._arrivals
-        elif isinstance(observation, CallFinished) and observation.call.thread is not None:
-            calls = self._waiting.get(observation.call.thread)
-            if calls is not None:
-                calls.pop(observation.request, None)
-                if not calls:
-                    del self._waiting[observation.call.thread]
+                self._calls[observation.request] = thread
+                self._waiting[thread] += 1
+        elif isinstance(observation, CallFinished):
+            thread = self._calls.pop(observation.request, None)
+            if thread is not None:
+                self._waiting[thread] -= 1
+                if not self._waiting[thread]:
+                    del self._waiting[thread]
 
     def score_call(self, call: WaitingCall) -> Score:
-        return self._calls.score_call(call) if self._calls is not None else ()
+        return self._order.score_call(call) if self._order is not None else ()
 
     def score_node(self, node: NodeRecord) -> Score:
         owners = self.ledger.live_owners(node)
@@ -72,19 +74,13 @@ class PBKVQueue(PBKV):
             if node.anonymous:
                 return (1.0, 0.0, 0.0)
             return (0.5 if node.shared else 0.0, 0.0, 0.0)
-        value = self.gamma * self._value(owners, lambda p: p.values)
-        first = 0.0
-        for thread in owners:
-            calls = self._waiting.get(thread)
-            if calls:
-                value += 1.0
-                number = float(next(iter(calls.values())))
-                first = min(first, number) if first else number
-        return (1.0, round(value / RESOLUTION) * RESOLUTION, -first)
+        value = self.gamma * self._value(owners, lambda p: p.values) + sum(t in self._waiting for t in owners)
+        began = min(t.workflow.started for t in owners)
+        return (1.0, round(value / RESOLUTION) * RESOLUTION, -began)
 
     def explain(self, node: NodeRecord) -> Explanation | None:
         explanation = super().explain(node)
         if explanation is not None:
-            waiting = sum(len(self._waiting.get(t, ())) for t in self.ledger.live_owners(node))
+            waiting = sum(self._waiting[t] for t in self.ledger.live_owners(node))
             return Explanation(explanation.reason, {**explanation.terms, "waiting_calls": float(waiting)})
         return None
