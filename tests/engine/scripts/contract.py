@@ -75,6 +75,73 @@ def check_tokenizer_manager() -> None:
         assert name in source, name
 
 
+def check_correction_hooks() -> None:
+    import pkgutil
+
+    from agentflow.engine.sglang import cpu_attention
+    from agentflow.engine.sglang.correction import hooks
+
+    for target in {*hooks.hooks(), cpu_attention.TARGET}:
+        assert callable(pkgutil.resolve_name(target)), target
+
+
+def check_correction_rows() -> None:
+    """A batch can be copied with other rows, and attention writes the new KV before it reads the pool."""
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+    assert {
+        "reqs", "input_ids", "prefill_input_ids_cpu", "out_cache_loc", "req_pool_indices", "req_pool_indices_cpu",
+        "prefix_lens", "extend_lens", "extend_num_tokens", "seq_lens", "seq_lens_cpu", "seq_lens_sum",
+        "orig_seq_lens", "extend_logprob_start_lens", "multimodal_inputs", "sampling_info", "has_grammar",
+        "spec_info", "decoding_reqs", "return_logprob",
+    } <= {f.name for f in dataclasses.fields(ScheduleBatch)}  # fmt: skip
+    assert {"capture_hidden_mode", "return_hidden_states_before_norm"} <= parameters(ForwardBatch.init_new)
+    extend = inspect.getsource(TorchNativeAttnBackend.forward_extend)
+    assert extend.index("set_kv_buffer") < extend.index("_run_sdpa_forward_extend")
+    given = list(inspect.signature(TorchNativeAttnBackend._run_sdpa_forward_extend).parameters)
+    assert given[1:11] == [
+        "query", "output", "k_cache", "v_cache", "req_to_token", "req_pool_indices", "seq_lens",
+        "extend_prefix_lens", "extend_seq_lens", "encoder_lens",
+    ]  # fmt: skip
+    from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+
+    extend = inspect.getsource(TritonAttnBackend.forward_extend)
+    assert extend.index("set_kv_buffer") < extend.index("extend_attention_fwd")
+
+
+def check_correction_pool_and_tree() -> None:
+    from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchResult
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    source = inspect.getsource(MHATokenToKVPool)
+    assert all(name in source for name in ("self.k_buffer", "self.v_buffer", "store_dtype"))
+    assert callable(RadixKey.child_key_at)
+    fields = {f.name for f in dataclasses.fields(InsertParams)}
+    assert {"key", "value", "prev_prefix_len", "inserted_len"} <= fields
+    names = set(getattr(MatchResult, "_fields", ())) | set(vars(MatchResult))
+    assert {"device_prefix_len", "host_hit_length", "best_match_node"} <= names, names
+
+
+def check_correction_requests_of_ours() -> None:
+    """A request that the scheduler makes for itself is sent to nobody and leaves no KV."""
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.scheduler_components.idle_sleeper import IdleSleeper
+    from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+    from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
+
+    assert "skip_radix_cache_insert" in inspect.getsource(Req.__init__)
+    assert "skip_radix_cache_insert" in inspect.getsource(checkpoint_kv_cache)
+    assert "skip_radix_cache_insert" in inspect.getsource(release_kv_cache)
+    streaming = inspect.getsource(SchedulerOutputStreamer._stream_output_generation)
+    assert "req.finished() and req.finished_output" in streaming
+    assert callable(Scheduler.is_fully_idle)
+    assert "self.poller" in inspect.getsource(IdleSleeper.__init__)
+
+
 def check_engine_hooks() -> None:
     from sglang.srt.entrypoints.engine import Engine
 
