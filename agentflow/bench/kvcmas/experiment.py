@@ -60,8 +60,9 @@ class Experiment:
         self, items: Sequence[Item], size: Size, journal: Journal, contenders: Sequence[Contender] = CONTENDERS
     ) -> dict[str, list[Row]]:
         """Rows of three kinds: ``methods``, ``repeats`` and ``chain``."""
-        if all(item.name in journal.done for item in items[size.anchors : size.needed]):
-            return journal.rows()
+        names = [item.name for item in items[size.anchors : size.needed]]
+        if all(name in journal.done for name in names):
+            return journal.rows(names)
         field = Field(self.rope, contenders, anchors=size.anchors)
         for n, item in enumerate(items[: size.anchors]):
             self._say(f"anchors {n + 1} of {size.anchors}")
@@ -87,7 +88,7 @@ class Experiment:
             if n < size.repeats:
                 rows["repeats"] += self._repeats(item, tokens, source, target, kernel)
             journal.add(item.name, rows)
-        return journal.rows()
+        return journal.rows(names)
 
     def _samples(self, item: Item) -> list[Sample]:
         tokens = self.prompts.tokens(item)

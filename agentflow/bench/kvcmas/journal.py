@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,11 @@ class Journal:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"item": item, "rows": rows}) + "\n")
 
-    def rows(self) -> dict[str, list[dict[str, Any]]]:
-        """All rows by kind, items in the order in which they were done."""
+    def rows(self, items: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+        """The rows of some items by kind, in the items' order; those not done yet are left out."""
         out: dict[str, list[dict[str, Any]]] = {}
-        for kinds in self.done.values():
-            for kind, rows in kinds.items():
+        for item in items:
+            for kind, rows in self.done.get(item, {}).items():
                 out.setdefault(kind, []).extend(rows)
         return out
 

@@ -43,7 +43,9 @@ METHODS: Mapping[str, Method] = {
     "segment": Method(title="KVCMAS: weighted sum of low-rank deltas", estimator=SegmentSum()),
     "token-id": Method(title="mean delta of the same token", estimator=TokenId()),
     "ridge": Method(title="ridge regression on principal components", estimator=Ridge()),
-    "token-kernel": Method(title="kernel regression token by token", estimator=TokenKernel(), recompute=0.15),
+    "token-kernel": Method(
+        title="kernel regression token by token", estimator=TokenKernel(), recompute=0.15, choice="first"
+    ),
 }  # fmt: skip
 
 
