@@ -39,7 +39,7 @@ def test_list_tells_every_comparison(capsys: pytest.CaptureFixture[str]) -> None
     shown = capsys.readouterr().out
     assert main(["bench", "--list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["comparisons"]
-    assert [c["name"] for c in listed] == [*comparisons.comparison_names(), "kvcmas"]
+    assert [c["name"] for c in listed] == [*comparisons.comparison_names(), "kvcmas", "policies"]
     assert all(c["name"] in shown and c["title"] in shown for c in listed)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentflow.cli import _kvcmas
+from agentflow.cli import _kvcmas, _policies
 from agentflow.cli._command import Command
 from agentflow.cli.output import Output
 from agentflow.errors import UsageError
@@ -43,13 +43,16 @@ def run(args: argparse.Namespace, out: Output) -> int:
         for one in found:
             out.show(f"{one.name:<10} {one.title} ({' or '.join(one.modes)})")
         out.show(f"{'kvcmas':<10} {_kvcmas.ENTRY['title']} (model or simulated)")
+        out.show(f"{'policies':<10} {_policies.ENTRY['title']} ({' or '.join(_policies.ENTRY['modes'])})")
         listed = [{"name": c.name, "title": c.title, "modes": list(c.modes)} for c in found]
-        out.result({"comparisons": [*listed, _kvcmas.ENTRY]})
+        out.result({"comparisons": [*listed, _kvcmas.ENTRY, _policies.ENTRY]})
         return 0
     if args.name is None:
-        raise UsageError(f"which comparison? There are {', '.join(comparison_names())}, kvcmas")
+        raise UsageError(f"which comparison? There are {', '.join(comparison_names())}, kvcmas, policies")
     if args.name == "kvcmas":
         return _kvcmas.run_kvcmas_bench(args, out, _writable(args.out) if args.out else None)
+    if args.name == "policies":
+        return _policies.run_policies_bench(args, out, _writable(args.out) if args.out else None)
     asked = comparison(args.name)
     mode: Any = "engine" if args.engine else "simulated" if args.simulated else asked.modes[0]
     target = _writable(args.out) if args.out else None

@@ -37,9 +37,9 @@ def run_of(policy: str, repetition: int, hit_rate: float, *, pressure: float = 2
     figures = dict.fromkeys(
         (
             "ttft_p50", "e2e_mean", "job_mean", "throughput", "ttft_mean", "ttft_p99", "e2e_p99", "job_p99",
-            "queued_mean", "hit_rate_device", "hit_rate_host", "evicted_tokens", "evicted_regretted_tokens", "prefetches",
-            "prefetch_used_tokens", "prefetch_wasted_tokens", "retractions", "calls_rejected", "calls_aborted",
-            "policy_errors",
+            "queued_mean", "hit_rate_device", "hit_rate_host", "evicted_tokens", "evicted_regretted_tokens",
+            "prefetches", "prefetch_used_tokens", "prefetch_wasted_tokens", "retractions", "calls_rejected",
+            "calls_aborted", "policy_errors",
         ),
         1.0,
     )  # fmt: skip

@@ -13,14 +13,23 @@ __all__ = ["arriving", "load", "resident"]
 
 
 def load(scheduler: Any, cache: AgentRadixCache, effect: LoadAdapter) -> bool:
-    """Load an adapter that SGLang knows into a slot of its pool, if one can be had without those in use."""
+    """Load an adapter that SGLang knows into a slot of its pool, if one can be had without those in use.
+
+    Those loaded ahead of which the call has not come yet give way to it only when there is no other slot, oldest first.
+    """
     manager = getattr(scheduler.tp_worker.model_runner, "lora_manager", None)
     if manager is None or effect.adapter not in manager.loras or effect.adapter in resident(manager):
         return False
     running = _running(scheduler)
+    ahead = cache.preloaded
+    for gone in [a for a in ahead if a not in resident(manager)]:
+        del ahead[gone]
+    while ahead and not manager.validate_lora_batch(running | ahead.keys() | {effect.adapter}):
+        del ahead[next(iter(ahead))]
+        cache.runtime.counters["adapters_preloaded_given_up"] += 1
     if not manager.validate_lora_batch(running | {effect.adapter}):
         return False
-    manager.fetch_new_loras({effect.adapter}, running)
+    manager.fetch_new_loras({effect.adapter}, running | ahead.keys())
     ref = manager.lora_refs.get(effect.adapter)
     cache.runtime.log.add(
         "adapter",
@@ -30,7 +39,7 @@ def load(scheduler: Any, cache: AgentRadixCache, effect: LoadAdapter) -> bool:
         terms={"value": effect.value},
     )
     cache.runtime.counters["adapters_preloaded"] += 1
-    cache.preloaded.add(effect.adapter)
+    ahead[effect.adapter] = None
     return True
 
 
@@ -48,7 +57,7 @@ def arriving(manager: Any, cache: AgentRadixCache, adapter: str) -> None:
             counters["adapters_preloaded_used"] += 1
     else:
         counters["adapter_misses"] += 1
-    cache.preloaded.discard(adapter)
+    cache.preloaded.pop(adapter, None)
 
 
 def _running(scheduler: Any) -> set[str | None]:

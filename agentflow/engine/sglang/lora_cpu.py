@@ -24,7 +24,8 @@ def install() -> bool:
 
     import torch
 
-    torch.Tensor.pin_memory = _as_it_is
+    tensor: Any = torch.Tensor
+    tensor.pin_memory = _as_it_is
     for name in MODULES:
         module: Any = import_module(name)
         if not isinstance(module.torch, _Unpinned):

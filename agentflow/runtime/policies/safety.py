@@ -108,7 +108,8 @@ class Safety(Guard):
             self._accounts["workflow"].pop(observation.workflow, None)  # type: ignore[union-attr]
             self._account("workflow", observation.workflow)  # type: ignore[union-attr]
         elif kind is AgentStarted:
-            self._entered(self._account("workflow", observation.workflow), observation.agent)  # type: ignore[union-attr]
+            event: Any = observation
+            self._entered(self._account("workflow", event.workflow), event.agent)
         elif kind is WorkflowPaused:
             self._account("workflow", observation.workflow).paused = self.clock()  # type: ignore[union-attr]
         elif kind is WorkflowResumed:

@@ -24,8 +24,9 @@ _Group = int | str
 class Shaping(Policy):
     """Groups waiting calls by anchor, or by agent where no anchor is known.
 
-    Calls of a group that is running come first, then the group whose oldest call came first. A call that has waited
-    ``max_delay`` seconds is ahead of all groups. O(1) per call.
+    The group whose oldest waiting call came first runs first, with all that joined it since. A call that has waited
+    ``max_delay`` seconds is ahead of all groups. O(1) per call. (To prefer groups that run already was tried: hit
+    rates rose no further, and workflows took longer, since those at their first agent overtook those near their end.)
     """
 
     name: ClassVar[str] = "shaping"
@@ -59,10 +60,8 @@ class Shaping(Policy):
 
     def score_call(self, call: WaitingCall) -> Score:
         if self.clock() - call.arrived >= self.max_delay:
-            return (0.0, 0.0, call.arrived)
-        group = _group(call.call, call.anchor)
-        active = self._active.get(group, 0) > 0
-        return (1.0, 0.0 if active else 1.0, self._since.get(group, call.arrived))
+            return (0.0, call.arrived)
+        return (1.0, self._since.get(_group(call.call, call.anchor), call.arrived))
 
     def stats(self) -> Mapping[str, float]:
         return {"groups_waiting": len(self._since), "groups_running": len(self._active), **self._counts}

@@ -114,34 +114,44 @@ def test_calls_of_one_anchor_run_together(world: type[World]) -> None:
     assert made.order(calls) == ["r0", "r2", "r4", "r1", "r3", "r5"]
 
 
-def test_the_group_that_runs_comes_first(world: type[World]) -> None:
+def test_a_late_call_joins_its_group(world: type[World]) -> None:
     made = world(["shaping"])
     for name in "xyz":
         made.begin(name)
-    running = made.arrive("r0", "x", "b")
-    made.touch(running)
-    calls = [made.arrive("r1", "y", "a"), made.arrive("r2", "z", "b")]
-    assert made.order(calls) == ["r2", "r1"]
-    made.finish(running)
-    assert made.order(calls) == ["r1", "r2"]
+    first = made.arrive("r0", "x", "b")
+    made.now += 0.1
+    calls = [first, made.arrive("r1", "y", "a")]
+    made.now += 0.1
+    calls.append(made.arrive("r2", "z", "b"))
+    assert made.order(calls) == ["r0", "r2", "r1"]
+    made.touch(first)
+    made.touch(calls[2])
+    made.now += 0.1
+    assert made.order([made.arrive("r3", "x", "b"), calls[1]]) == ["r1", "r3"]  # a new group of the same agent
 
 
 def test_nobody_waits_longer_than_the_bound(world: type[World]) -> None:
     made = world([{"name": "shaping", "max_delay": 1.0}])
     made.begin("x")
     made.begin("y")
-    running = made.arrive("r0", "x", "b")
-    made.touch(running)
+    first = made.arrive("r0", "x", "b")
+    made.now += 0.1
     old = made.arrive("old", "y", "a")
-    made.now += 1.0
-    assert made.order([made.arrive("r1", "x", "b"), old]) == ["old", "r1"]
+    made.touch(first)
+    made.now += 0.1
+    waiting = made.arrive("r1", "x", "b")
+    made.now += 0.9
+    late = [made.arrive("r2", "x", "b"), waiting, old]
+    assert made.order(late) == ["old", "r2", "r1"]
+    made.now += 0.1  # now both have waited too long
+    assert made.order(late)[:2] == ["old", "r1"]
 
 
 # -- admission --------------------------------------------------------------------------------------------
 
 
 def test_programs_beyond_the_room_wait_and_come_in_when_others_end(world: type[World]) -> None:
-    made = world(["admission"], pool=1_000)
+    made = world([{"name": "admission", "high": 0.9, "low": 0.7}], pool=1_000)
     for name in "abc":
         made.begin(name)
     first, second = made.arrive("r1", "a", tokens=500), made.arrive("r2", "b", tokens=500)
@@ -154,7 +164,7 @@ def test_programs_beyond_the_room_wait_and_come_in_when_others_end(world: type[W
 
 
 def test_one_program_is_always_admitted_however_large(world: type[World]) -> None:
-    made = world(["admission"], pool=100)
+    made = world([{"name": "admission", "high": 0.9, "low": 0.7}], pool=100)
     made.begin("a")
     assert made.score(made.arrive("r1", "a", tokens=5_000)) == (0.0,)
 
@@ -189,7 +199,7 @@ def test_pause_at_a_tool_boundary_and_resume_with_hysteresis(world: type[World])
 
 
 def test_a_workflow_that_another_started_is_one_program_with_it(world: type[World]) -> None:
-    made = world(["admission"], pool=1_000)
+    made = world([{"name": "admission", "high": 0.9, "low": 0.7}], pool=1_000)
     made.begin("a")
     assert made.score(made.arrive("r1", "a", tokens=800)) == (0.0,)
     made.event(AgentStarted, "child", agent="x", parent="a")
@@ -197,7 +207,7 @@ def test_a_workflow_that_another_started_is_one_program_with_it(world: type[Worl
 
 
 def test_a_silent_program_does_not_block_others_for_ever(world: type[World]) -> None:
-    made = world([{"name": "admission", "silent": 60.0}], pool=1_000)
+    made = world([{"name": "admission", "high": 0.9, "low": 0.7, "silent": 60.0}], pool=1_000)
     made.begin("dead")
     first = made.arrive("r1", "dead", tokens=800)
     assert made.score(first) == (0.0,)
@@ -237,13 +247,15 @@ def test_precedence_is_fixed_whatever_the_order_chosen() -> None:
 
 
 def test_a_hold_is_stronger_than_fairness_and_fairness_than_shaping(world: type[World]) -> None:
-    made = world(["shaping", {"name": "fairness", "quantum": 1}, "admission"], pool=1_000)
+    made = world(
+        ["shaping", {"name": "fairness", "quantum": 1}, {"name": "admission", "high": 0.9, "low": 0.7}], pool=1_000
+    )
     for name, tenant in (("w1", "busy"), ("w2", "busy"), ("w3", "idle"), ("w4", "idle")):
         made.begin(name, tenant=tenant)
     running = made.arrive("r1", "w1", "a", tokens=300)
     made.score(running)
     made.touch(running)
-    same_agent = made.arrive("r2", "w2", "a", tokens=300)  # shaping would run it with r1
+    same_agent = made.arrive("r2", "w2", "a", tokens=300)  # it came first: shaping would run it first
     other_tenant = made.arrive("r3", "w3", "b", tokens=200)  # fairness prefers it: its tenant had nothing yet
     too_large = made.arrive("r4", "w4", "a", tokens=2_000)  # admission holds it
     calls = [too_large, same_agent, other_tenant]
