@@ -17,8 +17,9 @@ from agentflow.bench.kvcmas.experiment import Experiment, Size
 from agentflow.bench.kvcmas.journal import Journal
 from agentflow.bench.kvcmas.speed import speed_claims, speed_table
 from agentflow.bench.kvcmas.summary import claims, tables
+from agentflow.bench.kvcmas.tasks import TaskSize, run_tasks, task_table
 
-__all__ = ["QUICK", "STANDARD", "run_kvcmas", "run_speed"]
+__all__ = ["QUICK", "STANDARD", "run_kvcmas", "run_speed", "run_task_level"]
 
 STANDARD = Size()
 QUICK = Size(anchors=5, items=6, brief=4, repeats=3, chains=2)
@@ -62,6 +63,27 @@ def run_kvcmas(
         "costs": measured,
         "speed": speed,
         "claims": [*claims(rows, measured), *speed_claims(speed)],
+        "rows": rows,
+    }
+
+
+def run_task_level(
+    folder: Path, *, tasks: int, model: str | None = None, seed: int = 2, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Multi-agent tasks under every way: about a minute of one core for each. Raises as :func:`run_kvcmas`."""
+    from agentflow.engine.models import resolve_model
+
+    size = TaskSize(tasks=tasks)
+    items = load_items(folder, size.anchors + size.tasks, seed=seed)
+    found = resolve_model(model, on_progress=say)
+    rows = run_tasks(DenseModel(str(found.path)), items, size, say)
+    return {
+        "title": "Three task agents and a reflector",
+        "model": found.name,
+        "size": asdict(size),
+        "seed": seed,
+        "tasks": task_table(rows),
+        "claims": [],
         "rows": rows,
     }
 

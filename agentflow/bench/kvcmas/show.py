@@ -33,17 +33,51 @@ class Shown:
 
 
 def shown(data: Mapping[str, Any]) -> Iterator[Shown]:
-    """All tables of a result of :func:`~agentflow.bench.kvcmas.run.run_kvcmas` or of ``run_speed``."""
+    """All tables of a result of :func:`~agentflow.bench.kvcmas.run.run_kvcmas` or of its other parts."""
     if "tables" in data:
         yield from _measured(data)
     if "speed" in data:
         yield from _speed(data["speed"])
+    if "tasks" in data:
+        yield _tasks(data["tasks"])
+    if not data["claims"]:
+        return
     yield Shown(
         "Claims",
         ("claim", "target", "measured", "", "note"),
         [
             (c["name"], c["target"], f"{c['measured']:.3g}", "met" if c["met"] else "missed", c["note"])
             for c in data["claims"]
+        ],
+    )
+
+
+def _tasks(rows: Sequence[Mapping[str, Any]]) -> Shown:
+    return Shown(
+        "Three task agents and a reflector: means [95 % interval]; p: sign test of its KL against FullShared's",
+        (
+            "method",
+            "tasks",
+            "KL",
+            "agreement",
+            "reflector's KL",
+            "p",
+            "same answer",
+            "right",
+            "same choice",
+            "right choice",
+        ),
+        [
+            (
+                r["method"],
+                str(r["tasks"]),
+                _sure(r["kl"], ".4f"),
+                f"{r['agreement'][0]:.3f}",
+                _sure(r["reflector kl"], ".4f"),
+                f"{r['p']:.2g}",
+                *(f"{r[name][0]:.2f}" for name in ("same answer", "score", "same choice", "right choice")),
+            )
+            for r in rows
         ],
     )
 
