@@ -33,8 +33,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_kvcmas_bench(args: argparse.Namespace, out: Output, target: Path | None) -> int:
     """Run it on the default model, show the tables, write all rows to ``target``.
 
-    With ``--simulated`` only the cost model runs, with ``--tasks`` multi-agent tasks, with ``--engine`` the calls of four
-    agents on the real one. Beside ``target`` a file ``.part`` keeps what is done, from which a run on the model that was stopped goes on.
+    With ``--simulated`` only the cost model runs, with ``--tasks`` multi-agent tasks, with ``--engine`` the calls of
+    four agents on the real one. Beside ``target`` a file ``.part`` keeps what is done, from which a run on the model
+    that was stopped goes on.
     """
     from agentflow.bench.kvcmas.run import QUICK, STANDARD, run_kvcmas, run_speed, run_task_level
     from agentflow.bench.kvcmas.show import shown
