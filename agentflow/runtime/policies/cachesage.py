@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
-from agentflow.cache.ledger import Ledger, NodeRecord, Thread
+from agentflow.cache.ledger import Ledger, NodeRecord
 from agentflow.cache.policy import (
     CallArrived,
     CallFinished,
@@ -33,6 +33,8 @@ __all__ = ["CacheSage"]
 
 #: Workloads (graphs) that are learned; the longest silent is forgotten first.
 _WORKLOADS = 64
+#: Owners of a node that are asked about, the newest: they say enough.
+_OWNERS = 3
 #: Workflows whose place is followed, the longest silent forgotten first.
 _WORKFLOWS = 10_000
 
@@ -205,20 +207,31 @@ class CacheSage(Policy):
     def score_node(self, node: NodeRecord) -> Score:
         if not self._places and not self._workloads:
             return (0.0,)  # nothing is known: recency alone
-        bonus = 0.0
         if node.anchor:
             for workload in self._workloads.values():
                 anchor = workload.anchors.get(node.anchor)
                 if anchor is not None:
-                    bonus = self._bonus(workload, self._hops(workload, anchor.agent))
-                    break
-        owners = node.owners
-        if len(owners) > 1 or not node.anchor:
-            for number, thread in enumerate(reversed(owners)):
-                if number == 8:  # the newest owners say enough
-                    break
-                bonus = max(bonus, self._owned(thread, node.shared))
-        return (node.last_access + bonus,) if bonus else (node.last_access,)
+                    return (node.last_access + self._bonus(workload, self._hops(workload, anchor.agent)),)
+        best, nearest = None, self.horizon + 1
+        places, shared = self._places, node.shared
+        for number, thread in enumerate(reversed(node.owners)):
+            if number == _OWNERS:
+                break
+            place = places.get(thread.workflow.id)
+            known = place[0] if place is not None else self._workloads.get(thread.workflow.graph or "")
+            if known is None or (place is None and not shared):
+                continue
+            agent = known.transitions.names.get(thread.agent or "")
+            if agent is None:
+                continue
+            # Text of one workflow is worth what its own place says; shared text what that of all workflows does.
+            if shared or place is None:
+                hops = known.nearest[agent] if known.nearest is not None else self._hops(known, agent)
+            else:
+                hops = known.transitions.hops(place[1], agent)
+            if hops < nearest:
+                best, nearest = known, hops
+        return (node.last_access if best is None else node.last_access + self._bonus(best, nearest),)
 
     def explain(self, node: NodeRecord) -> Explanation | None:
         if not self._workloads:
@@ -227,25 +240,6 @@ class CacheSage(Policy):
         ahead = score - node.last_access
         reason = "no agent that will use it is near" if ahead == 0 else "its agents are not among the next"
         return Explanation(f"cachesage: {reason}", {"last_access": node.last_access, "bonus_seconds": round(ahead, 6)})
-
-    def _owned(self, thread: Thread, shared: bool) -> float:
-        """What the agent of one owner adds: from its own workflow's place, and for shared text from all."""
-        workflow, agent = thread.workflow, thread.agent
-        place = self._places.get(workflow.id)
-        if place is None:
-            if not shared or agent is None:
-                return 0.0
-            workload = self._workloads.get(workflow.graph or "")
-            number = workload.transitions.names.get(agent) if workload is not None else None
-            if workload is None or number is None:
-                return 0.0
-            return self._bonus(workload, self._hops(workload, number))
-        workload = place[0]
-        number = workload.transitions.names.get(agent or "")
-        if number is None:
-            return 0.0
-        hops = self._hops(workload, number) if shared else workload.transitions.hops(place[1], number)
-        return self._bonus(workload, hops)
 
     def _hops(self, workload: _Workload, agent: int) -> int:
         """Hops from the nearest place of any workflow; the next workflow's first agent is one hop from outside."""

@@ -9,7 +9,7 @@ state is written, nothing is reported for a call that was not taken.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -79,7 +79,7 @@ class Speculation(Guard):
         self._taken: OrderedDict[tuple[int, int, int], list[float]] = OrderedDict()
         #: What each agent of each graph wrote lately, and how often.
         self._written: OrderedDict[tuple[str, str], OrderedDict[str, tuple[Any, int]]] = OrderedDict()
-        self._wanted: list[StartAgent] = []
+        self._wanted: deque[StartAgent] = deque(maxlen=64)
         self._running = 0
         self._counts: Counter[str] = Counter()
         self._seconds = {"saved": 0.0, "wasted": 0.0}
@@ -130,7 +130,8 @@ class Speculation(Guard):
     # -- act -------------------------------------------------------------------------------------------
 
     def start(self) -> Sequence[StartAgent]:
-        wanted, self._wanted = self._wanted, []
+        wanted = list(self._wanted)
+        self._wanted.clear()
         room = self.most - len(self._bets)
         if room <= 0 or self._running > self.busy:
             self._counts["no_room"] += len(wanted)
