@@ -13,6 +13,7 @@ from agentflow.cache.kvcmas.anchors import AnchorPool, Features, make_anchor  # 
 from agentflow.cache.kvcmas.guard import Guard  # noqa: E402
 from agentflow.cache.kvcmas.lowrank import truncate  # noqa: E402
 from agentflow.cache.kvcmas.recompute import change, choose  # noqa: E402
+from agentflow.cache.kvcmas.subspace import principal  # noqa: E402
 from agentflow.cache.kvcmas.threshold import Threshold  # noqa: E402
 from agentflow.cache.kvcmas.types import Edge, Estimate, SegmentKV  # noqa: E402
 
@@ -55,6 +56,28 @@ def test_a_matrix_too_small_to_gain_is_kept_whole() -> None:
         assert kept.right is None
         assert torch.equal(kept.dense(), z)
     assert truncate(z.half(), None).left.dtype == torch.float16
+
+
+def test_the_shared_view_is_nearly_that_of_the_best_components() -> None:
+    fading = torch.logspace(0, -1.5, 48)
+
+    def base(seed: int) -> Features:
+        return Features(noise(3, 90, 48, seed=seed) * fading + 0.7, 5 * noise(3, 90, 48, seed=seed + 50) * fading)
+
+    anchors = [make_anchor(range(90), base(n), base(n), rank=16) for n in range(4)]
+    space = principal(anchors, 8)
+    halves = [
+        torch.cat([m.dense() for m in ms], 1)
+        for ms in zip(*((a.base_keys, a.base_values) for a in anchors), strict=True)
+    ]
+    plain = [h - h.mean(1, keepdim=True) for h in halves]
+    joint = torch.cat([h / h.square().mean((1, 2), keepdim=True).sqrt() for h in plain], 2)
+    best = torch.linalg.svdvals(joint)[:, :8].square().sum(1)
+    view = space.of(Features(*halves))
+    assert view.shape == (3, 360, 8)
+    assert (view.square().sum((1, 2)) > 0.98 * best).all()
+    assert view.mean(1).abs().max() < 1e-4
+    assert torch.allclose(torch.cat([space.of_base(a) for a in anchors], 1), view, atol=1e-3)
 
 
 def test_an_anchor_of_2048_tokens_takes_a_quarter_or_less() -> None:
