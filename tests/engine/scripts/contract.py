@@ -111,6 +111,32 @@ def check_correction_rows() -> None:
     assert extend.index("set_kv_buffer") < extend.index("extend_attention_fwd")
 
 
+def check_cpu_attention() -> None:
+    """Ours gives what SGLang's own gives, for prompts, prefixes and several rows of one request."""
+    import torch
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+
+    from agentflow.engine.sglang.cpu_attention import extend_attention
+
+    torch.manual_seed(0)
+    slots = torch.randperm(400)
+    keys, values = torch.randn(400, 2, 16), torch.randn(400, 2, 16)
+    table = slots.reshape(4, 100).int()
+    few = [(0, 0, 40), (1, 90, 95), (2, 10, 90), (3, 5, 9), (3, 50, 60), (3, 99, 100)]
+    many = [(3, n, n + 2) for n in range(0, 40, 4)] + [(3, 60, 100)]
+    original = getattr(TorchNativeAttnBackend._run_sdpa_forward_extend, "__wrapped__", None)
+    original = original or TorchNativeAttnBackend._run_sdpa_forward_extend
+    for rows in (few, many, few[:1], few[3:]):
+        requests, prefixes, lengths = (torch.tensor(list(x)) for x in zip(*rows, strict=True))
+        new = lengths - prefixes
+        query = torch.randn(int(new.sum()), 4, 16)
+        given = (keys, values, table, requests, lengths, prefixes, new, None)
+        more: dict[str, Any] = {"scaling": 0.25, "enable_gqa": True, "causal": True}
+        wanted = original(None, query, torch.empty_like(query), *given, **more)
+        found = extend_attention(original, None, query, torch.empty_like(query), *given, **more)
+        assert torch.allclose(wanted, found, atol=1e-5), (wanted - found).abs().max()
+
+
 def check_correction_pool_and_tree() -> None:
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchResult
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool

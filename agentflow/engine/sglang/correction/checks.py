@@ -9,6 +9,7 @@ The dense run is a request that the scheduler makes for itself: it reads exact K
 from __future__ import annotations
 
 import random
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from agentflow.engine.sglang.radix_cache import AgentRequest
 if TYPE_CHECKING:
     from agentflow.engine.sglang.correction.manager import Corrections
 
-__all__ = ["Checks", "Watch", "hooks", "rearranged"]
+__all__ = ["Checks", "Watch", "hooks", "last_run", "rearranged"]
 
 #: Output tokens compared, and calls that wait for their check; the oldest go.
 POSITIONS = 16
@@ -55,6 +56,7 @@ class _Check:
 
 #: Checks that run, by request; there is one scheduler in a process.
 _dense: dict[str, Watch] = {}
+_last_run = 0.0
 #: Watched requests of the batch under way, by their row.
 _current: dict[int, tuple[Watch, int]] | None = None
 
@@ -73,6 +75,11 @@ class Checks:
         self.done = 0
         self.kl = 0.0
         self.agreement = 0.0
+
+    @property
+    def pending(self) -> bool:
+        """Whether a check waits to run, or one that ran to be settled."""
+        return bool(self._waiting) or self._running is not None
 
     def pick(self, prompt: int) -> Watch | None:
         """Whether to watch a corrected call whose prompt has ``prompt`` tokens."""
@@ -171,7 +178,9 @@ def hooks() -> dict[str, Callable[..., Any]]:
 
 def run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Note which rows of the batch are watched."""
-    global _current
+    global _current, _last_run
+    if not all(req.rid in _dense for req in batch.reqs):
+        _last_run = time.monotonic()
     found = {}
     for row, req in enumerate(batch.reqs):
         watch = _watch_of(req)
@@ -187,6 +196,11 @@ def run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: A
         return original(scheduler, batch, *args, **kwargs)
     finally:
         _current = None
+
+
+def last_run() -> float:
+    """When a call was last computed, on the monotonic clock; checks do not count."""
+    return _last_run
 
 
 def rearranged(places: list[int]) -> None:

@@ -26,10 +26,11 @@ def wanted(cache: Any, body: Mapping[str, Any]) -> CorrectionOptions | None:
     return CorrectionOptions.from_environment() if body.get("reset", True) else None
 
 
-def use(cache: Any, options: CorrectionOptions | None) -> None:
-    """Go on with ``options``; what was learnt and kept is forgotten."""
+def use(cache: Any, options: CorrectionOptions | None, body: Mapping[str, Any]) -> None:
+    """Go on with ``options``. What was learnt is forgotten, unless ``body`` asks for no reset and they only check more
+    or less than before."""
     if options is not None and isinstance(cache, CorrectingRadixCache):
-        cache.corrections.use(options)
+        cache.corrections.use(options, keep=not body.get("reset", True))
 
 
 def stats(cache: Any) -> dict[str, Any]:

@@ -15,6 +15,10 @@ __all__ = ["hooks"]
 
 logger = logging.getLogger("agentflow.engine")
 
+#: Seconds without a call before work that was put off begins: an agent that reads the last answer asks soon.
+_GRACE = 0.25
+#: Seconds after which an engine that is never idle does a piece of it between two steps.
+_PATIENCE = 5.0
 #: Seconds of an engine that never sleeps which one idle round may take.
 _SLICE = 0.005
 
@@ -53,26 +57,37 @@ def get_next_batch_to_run(original: Callable[..., Any], scheduler: Any, *args: A
     """Keep what was computed before anything can displace it."""
     cache = scheduler.tree_cache
     if isinstance(cache, CorrectingRadixCache):
-        _guarded(cache, cache.corrections.capture)
+        corrections = cache.corrections
+        _guarded(cache, corrections.capture)
+        if corrections.waits(_PATIENCE) and not scheduler.waiting_queue and scheduler.chunked_req is None:
+            _guarded(cache, lambda: corrections.work(lambda: True))
     return original(scheduler, *args, **kwargs)
 
 
 def on_idle(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
     """Do what was put off, until a message comes."""
     cache = scheduler.tree_cache
-    if isinstance(cache, CorrectingRadixCache) and scheduler.is_fully_idle():
-        news = _until_news(scheduler)
-        _guarded(cache, lambda: cache.corrections.work(news))
-        if not news():
-            _guarded(cache, lambda: cache.corrections.checks.next(scheduler))
-        if scheduler.waiting_queue:
-            return None  # a check is to run: no sleep before it
+    if isinstance(cache, CorrectingRadixCache) and cache.corrections.something_to_do and scheduler.is_fully_idle():
+        poller = getattr(getattr(scheduler, "idle_sleeper", None), "poller", None)
+        if _quiet(poller):
+            news = _until_news(poller)
+            _guarded(cache, lambda: cache.corrections.work(news))
+            if not news():
+                _guarded(cache, lambda: cache.corrections.checks.next(scheduler))
+            if scheduler.waiting_queue:
+                return None  # a check is to run: no sleep before it
     return original(scheduler, *args, **kwargs)
 
 
-def _until_news(scheduler: Any) -> Callable[[], bool]:
-    sleeper = getattr(scheduler, "idle_sleeper", None)
-    poller = getattr(sleeper, "poller", None)
+def _quiet(poller: Any) -> bool:
+    """Whether no call has run for a while; waits for that, as far as nothing comes."""
+    left = checks.last_run() + _GRACE - time.monotonic()
+    if left <= 0:
+        return True
+    return poller is not None and not poller.poll(round(1000 * left) + 1)
+
+
+def _until_news(poller: Any) -> Callable[[], bool]:
     if poller is not None:
         return lambda: bool(poller.poll(0))
     end = time.perf_counter() + _SLICE

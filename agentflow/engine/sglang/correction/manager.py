@@ -71,6 +71,7 @@ class Corrections:
         self._cache = cache
         #: Goes up with every change, so that KV approximated otherwise is never found again.
         self.namespace = 0
+        self.options = options
         self.obstacle: str | None = "the scheduler has not begun"
         self._scheduler: Any = None
         self._captures: deque[_Capture] = deque()
@@ -78,12 +79,17 @@ class Corrections:
 
     # -- setting up ------------------------------------------------------------------------------------
 
-    def use(self, options: CorrectionOptions) -> None:
-        """Go on with other options; what was learnt and kept is forgotten."""
+    def use(self, options: CorrectionOptions, *, keep: bool = False) -> None:
+        """Go on with other options; what was learnt and kept is forgotten, unless ``keep`` and they correct alike."""
+        if keep and options.alike(self.options):
+            self.options = options
+            self.checks = Checks(self, options.check, options.check_tokens)
+            return
         self.options = options
         self.namespace += 1
         self.sources = Sources(options.source_bytes)
         self.work_left = 0
+        self._worked_at = 0.0
         self.checks = Checks(self, options.check, options.check_tokens)
         self.corrector: Correction | None = None
         self._random = random.Random(0)
@@ -272,14 +278,25 @@ class Corrections:
                 same = found.tokens
                 if self.corrector.learn(edge, noted.tokens[:same], found.source.kv.part(0, same), kv.part(0, same)):
                     self._count("anchors_offered")
+                    self._worked_at = self._worked_at if self.work_left else time.monotonic()
                     self.work_left += 1
         if self.sources.add(Source(wish.workflow, wish.agent, noted.tokens, kv, noted.exact)):
             self._count("sources_kept")
+
+    @property
+    def something_to_do(self) -> bool:
+        """Whether an idle engine has anchors to make or calls to check."""
+        return bool(self.work_left) or self.checks.pending
+
+    def waits(self, seconds: float) -> bool:
+        """Whether there is work that nobody found time for in ``seconds``."""
+        return bool(self.work_left) and time.monotonic() - self._worked_at > seconds
 
     def work(self, until: Callable[[], bool]) -> None:
         """Make anchors of what was learnt until ``until()``."""
         if self.corrector is None or not self.work_left:
             return
+        self._worked_at = time.monotonic()
         self.work_left = 0  # if it fails, it is not tried again before there is more
         self.work_left = self.corrector.work(until=until)
 
@@ -287,6 +304,8 @@ class Corrections:
         """A corrected call was run again densely: tell the corrector of all edges that it used."""
         assert self.corrector is not None
         self._count("correction_checks")
+        if not self.options.enforce:
+            return
         for edge, confidence in edges:
             if self.corrector.drifted(edge, kl, agreement, confidence=confidence):
                 self._cache.runtime.log.add(

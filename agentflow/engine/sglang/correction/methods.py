@@ -13,11 +13,11 @@ __all__ = ["PRESETS", "make_corrector"]
 
 #: Methods as they are compared: arguments of :class:`~agentflow.cache.kvcmas.corrector.Corrector`.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "default": {"method": "token-kernel", "choice": "first"},
+    "default": {"method": "token-kernel"},
     "fullshared": {"method": "none"},
     "cacheblend": {"method": "cacheblend"},
     "kvcomm": {"method": "kvcomm", "reference": "context-free"},
-    "unchained": {"method": "token-kernel", "choice": "first", "reference": "context-free"},
+    "unchained": {"method": "token-kernel", "reference": "context-free"},
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from agentflow.errors import UsageError
@@ -25,7 +25,8 @@ class CorrectionOptions:
 
     ``minimum`` is the shortest run of tokens that is worth it, ``source_bytes`` bounds the caches that corrections
     start from. ``check`` is the share of corrected calls that an idle engine runs again densely, those with prompts
-    of at most ``check_tokens``. ``faults`` is a share of estimates that are made to fail, for tests. ``corrector``
+    of at most ``check_tokens``; with ``enforce`` edges that drift are turned off. ``faults`` is a share of estimates
+    that are made to fail, for tests. ``corrector``
     holds further arguments of :class:`~agentflow.cache.kvcmas.corrector.Corrector`.
     """
 
@@ -34,6 +35,7 @@ class CorrectionOptions:
     source_bytes: int = 512_000_000
     check: float = 0.05
     check_tokens: int = 1024
+    enforce: bool = True
     faults: float = 0.0
     corrector: Mapping[str, Any] = field(default_factory=dict)
 
@@ -59,8 +61,9 @@ class CorrectionOptions:
             value = raw.get(name, low)
             if isinstance(value, bool) or not isinstance(value, int | kind) or not low <= value <= high:
                 raise UsageError(f"correction option {name} must be a number from {low} to {high}, got {value!r}")
-        if not isinstance(raw.get("method", ""), str) or not isinstance(raw.get("corrector", {}), Mapping):
-            raise UsageError("correction option method must be a string, and corrector an object")
+        for name, wanted in (("method", str), ("enforce", bool), ("corrector", Mapping)):
+            if name in raw and not isinstance(raw[name], wanted):
+                raise UsageError(f"correction option {name} is of the wrong type: {raw[name]!r}")
         return cls(**raw)
 
     @classmethod
@@ -68,6 +71,15 @@ class CorrectionOptions:
         """What :data:`CORRECTION_VARIABLE` says; a method's name may stand there without quotes."""
         raw = os.environ.get(CORRECTION_VARIABLE, "").strip()
         return cls.read(json.loads(raw) if raw.startswith("{") else raw or None)
+
+    def alike(self, other: CorrectionOptions) -> bool:
+        """Whether both correct in the same way: they differ in checks and faults at most."""
+        return (
+            replace(
+                self, check=other.check, check_tokens=other.check_tokens, enforce=other.enforce, faults=other.faults
+            )
+            == other
+        )
 
     @property
     def off(self) -> bool:
