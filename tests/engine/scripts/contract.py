@@ -388,6 +388,53 @@ def check_disabled_model_modules() -> None:
     assert hasattr(envs, "SGLANG_DISABLED_MODEL_ARCHS")
 
 
+def check_warm_ups() -> None:
+    """What a request of our own needs, and who would be told of its answer."""
+    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+    from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    assert "recv_req" in parameters(Scheduler.handle_generate_request)
+    assert {"reqs", "return_logprob"} <= parameters(SchedulerOutputStreamer.stream_output)
+    wanted = {"rid", "input_ids", "input_text", "sampling_params", "stream", "time_stats", "mm_inputs"}
+    assert wanted <= parameters(TokenizedGenerateReqInput), parameters(TokenizedGenerateReqInput)
+    assert {"lora_id", "extra_key", "origin_input_ids"} <= parameters(Req.__init__)
+    assert {"offset", "page_size"} <= parameters(RadixKey.child_key_at)
+    assert "tokenizer" in parameters(SamplingParams.normalize)
+    assert APIServerReqTimeStats()
+
+
+def check_holding_calls_back() -> None:
+    from sglang.srt.managers.schedule_policy import SchedulePolicy
+    from sglang.srt.managers.scheduler import Scheduler
+
+    assert list(inspect.signature(SchedulePolicy.calc_priority).parameters)[1:3] == ["waiting_queue", "running_batch"]
+    source = inspect.getsource(Scheduler)
+    assert "self.policy.calc_priority(" in source
+    assert "self.waiting_queue = " in source
+
+
+def check_adapters() -> None:
+    from importlib import import_module
+
+    from sglang.srt.lora.lora_manager import LoRAManager
+    from sglang.srt.lora.mem_pool import LoRAMemoryPool
+
+    from agentflow.engine.sglang import lora_cpu
+
+    assert {"new_loras", "running_loras"} <= parameters(LoRAManager.fetch_new_loras)
+    assert "lora_ids" in parameters(LoRAManager.validate_lora_batch)
+    source = inspect.getsource(LoRAManager)
+    assert all(f"self.{name}" in source for name in ("loras", "lora_refs", "memory_pool"))
+    assert "uid_to_buffer_id" in inspect.getsource(LoRAMemoryPool)
+    for name in lora_cpu.MODULES:
+        assert "pin_memory" in inspect.getsource(import_module(name))  # else there is nothing to put right
+
+
 results: dict[str, str] = {}
 for name, check in sorted(dict(globals()).items()):
     if name.startswith("check_"):
