@@ -145,7 +145,7 @@ def test_colours_follow_the_reader_and_print(html: str) -> None:
 def test_the_page_shows_what_happened_and_how_wrong_forecasts_may_be(html: str) -> None:
     for title in ("Against lru", "Hit rate over memory", "How wrong forecasts may be", "What happened when", "Claims"):
         assert f"<h3>{title}" in html
-    assert "Timeline of pbkv on swebench" in html
+    assert "Timeline of pbkv-queue on swebench" in html
     assert "Memory by owner, lru on swebench" in html
     assert 'class="evict"' in html
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from agentflow.bench.comparisons.recorded import RECORDED, recorded
 from agentflow.bench.simulator.config import Arrivals
 from agentflow.bench.traces.generators import Plan, generate
 from agentflow.bench.traces.model import Trace
@@ -21,8 +22,11 @@ class Load:
 
     The first ``concurrency`` workflows of a closed loop begin ``stagger`` seconds after each other: what arrives at one
     moment is computed together in the simulator, and one by one on an engine, where the second finds what the first
-    left. The seed of a repetition makes other workflows of the same kind. ``kind`` is the generator; the other fields
-    are as in :class:`~agentflow.bench.traces.generators.Plan`.
+    left. The seed of a repetition makes other workflows of the same kind. ``kind`` is the generator, or recorded runs
+    (:data:`~agentflow.bench.comparisons.recorded.RECORDED`) as they were; the other fields are as in
+    :class:`~agentflow.bench.traces.generators.Plan`. ``max_running`` bounds the calls that an engine runs at once, as
+    an operator sets it to bound the time between tokens; None is the engine's own bound. With a ``rate``,
+    ``concurrency`` is the number of workflows for which pressure is counted.
     """
 
     name: str
@@ -35,10 +39,14 @@ class Load:
     max_calls: int | None = None
     max_prompt: int | None = None
     stagger: float = 0.0
+    max_running: int | None = None
 
     def trace(self, seed: int) -> Trace:
         """The workflows of a seed; made once."""
-        return _trace(replace(self, name="", rate=None, concurrency=self.concurrency if self.stagger else 1), seed)
+        return _trace(
+            replace(self, name="", rate=None, max_running=None, concurrency=self.concurrency if self.stagger else 1),
+            seed,
+        )
 
     def arrivals(self) -> Arrivals:
         """When they come."""
@@ -48,12 +56,16 @@ class Load:
 
     def to_json(self) -> dict[str, Any]:
         """Its settings, JSON-ready; those that are not set left out."""
-        names = ("kind", "workflows", "concurrency", "rate", "scale", "tool_scale", "max_calls", "max_prompt")
+        names = (
+            "kind", "workflows", "concurrency", "rate", "scale", "tool_scale", "max_calls", "max_prompt", "max_running",
+        )  # fmt: skip
         return {n: getattr(self, n) for n in names if getattr(self, n) is not None}
 
 
 @lru_cache(maxsize=24)
 def _trace(load: Load, seed: int) -> Trace:
+    if load.kind in RECORDED:
+        return recorded(load.kind, load.workflows, seed=seed, max_calls=load.max_calls, max_prompt=load.max_prompt)
     plan = Plan(
         workflows=load.workflows,
         seed=seed,

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import product
 
-from agentflow.bench.comparisons.baselines import engine_loads, simulated_loads
 from agentflow.bench.comparisons.contenders import Contender, named, pbkv_oracle, with_options
-from agentflow.bench.comparisons.loads import pool_for
+from agentflow.bench.comparisons.loads import Load, pool_for
 from agentflow.bench.comparisons.measure import Run, rows_of, select
 from agentflow.bench.comparisons.model import Claim, Comparison, Options, Results, Row
+from agentflow.bench.comparisons.paper import few_at_once, pbkv_engine_loads, pbkv_places
 from agentflow.bench.comparisons.real import open_bench, sweep_real
 from agentflow.bench.comparisons.simulated import HARDWARE_NAME, MODEL_NAME, record, sweep
 
 __all__ = ["COMPARISON", "claims"]
 
-#: lifecycle is the paper's LAE, pbkv-he its look-ahead eviction without prefetch.
-POLICIES = ("lru", "lifecycle", "pbkv-he", "pbkv", "pbkv-queue", "pbkv-aggressive", "kvflow", "kvflow-oracle", "belady")
-ON_ENGINE = ("lru", "lifecycle", "pbkv-he", "pbkv", "pbkv-queue", "kvflow")
+#: lifecycle is the paper's LAE, pbkv-he its look-ahead eviction, which without a host tier is all of pbkv. With
+#: by-workflow: what the order of calls does without prediction.
+POLICIES = (
+    "lru", "lifecycle", "lifecycle+by-workflow", "pbkv-he", "pbkv-queue", "kvflow", "belady", "belady+by-workflow",
+)  # fmt: skip
+ON_ENGINE = ("lru", "lifecycle", "lifecycle+by-workflow", "pbkv", "pbkv-queue", "kvflow")
 #: Ours: the paper's rule, without and with prefetch, and the one that sees the queue too.
 OURS = ("pbkv-he", "pbkv", "pbkv-queue")
 DYNAMIC = ("hover", "swebench")
@@ -26,6 +29,8 @@ STATIC = "financebench"
 HOST_RATIO = 2.0
 #: Where forecasts are disturbed, and where a host tier stands behind the pool.
 MIDDLE = 4.0
+#: Ratios of hit rates are told only where the other's is at least this: of nearly nothing anything is a multiple.
+LEAST_HITS = 0.05
 TITLE = "PBKV: eviction and prefetch by predicted reuse, over memory and over the quality of predictions"
 
 
@@ -35,35 +40,32 @@ def run(options: Options) -> Results:
     timelines = []
     repetitions = options.repetitions or options.pick(tiny=1, quick=1, standard=3)
     if options.mode == "simulated":
-        loads = simulated_loads(options)
-        pressures = options.pick(tiny=(MIDDLE,), quick=(1.0, MIDDLE), standard=(1.0, 2.0, MIDDLE, 8.0))
-        plain = [*named(POLICIES), pbkv_oracle()]
-        for load in loads:
-            for asked in pressures:
-                pool, pressure = pool_for(load, asked, seeds=repetitions)
-                runs += sweep(options, load, plain, pool, pressure, repetitions=repetitions)
+        places = pbkv_places(options)
+        loads = [place.load for place in places]
+        contenders = [*named(POLICIES), _unordered()]
+        for place in places:
+            for asked in place.pressures:
+                pool, pressure = pool_for(place.load, asked, seeds=repetitions)
+                runs += sweep(options, place.load, contenders, pool, pressure, repetitions=repetitions, cost=place.cost)
+        for load in few_at_once(options):
+            loads.append(load)
             pool, pressure = pool_for(load, MIDDLE, seeds=repetitions)
-            disturbed = _disturbed(options) if load.kind in DYNAMIC else named(("pbkv", "pbkv-aggressive"))
-            others = [c for c in plain if c.label not in ("pbkv", "pbkv-aggressive")]
-            host = round(HOST_RATIO * pool)
             runs += sweep(
-                options, load, [*others, *disturbed], pool, pressure, repetitions=repetitions, host_tokens=host
-            )
+                options, load, _disturbed(options, load), pool, pressure, repetitions=repetitions,
+                host_tokens=round(HOST_RATIO * pool),
+            )  # fmt: skip
         pool, pressure = pool_for(loads[1], MIDDLE)
-        shown = [c for c in plain if c.label in ("lru", "pbkv")]
-        timelines = [record(loads[1], c, pool, pressure, host_tokens=round(HOST_RATIO * pool)) for c in shown]
+        timelines = [record(loads[1], c, pool, pressure) for c in contenders if c.label in ("lru", "pbkv-queue")]
     else:
-        loads = engine_loads(options)
-        pressures = options.pick(tiny=(2.0,), quick=(2.0, 4.0), standard=(1.5, 3.0, 6.0))
+        loads = pbkv_engine_loads(options)
+        pressures = options.pick(tiny=(2.0,), quick=(4.0,), standard=(2.0, 4.0, 8.0))
         repetitions = options.repetitions or options.pick(tiny=1, quick=1, standard=5)
         pools = {load: [pool_for(load, p) for p in pressures] for load in loads}
-        with open_bench(options, max(pool for found in pools.values() for pool, _ in found), HOST_RATIO) as bench:
+        most = max(pool for found in pools.values() for pool, _ in found)
+        with open_bench(options, most, HOST_RATIO, max_running=loads[0].max_running) as bench:
             for load, found in pools.items():
                 for pool, pressure in found:
-                    runs += sweep_real(
-                        options, bench, load, named(ON_ENGINE), pool, pressure, repetitions=repetitions,
-                        host_tokens=round(HOST_RATIO * pool),
-                    )  # fmt: skip
+                    runs += sweep_real(options, bench, load, named(ON_ENGINE), pool, pressure, repetitions=repetitions)
     rows = rows_of(runs)
     return Results(
         comparison="pbkv",
@@ -81,21 +83,31 @@ def run(options: Options) -> Results:
     )
 
 
-def _disturbed(options: Options) -> list[Contender]:
+def _unordered() -> Contender:
+    """pbkv-queue with the queue as the engine orders it: what prediction does without the order of calls."""
+    return with_options("pbkv-queue, any order", "pbkv-queue", order_calls=False)
+
+
+def _disturbed(options: Options, load: Load) -> list[Contender]:
+    """With a host tier: what prefetching does, and on the dynamic loads how wrong forecasts may be."""
+    others = named(("lru", "lifecycle", "pbkv-he", "kvflow", "kvflow-oracle", "belady"))
+    if load.kind not in DYNAMIC:
+        return [*others, *named(("pbkv", "pbkv-aggressive"))]
     noises = options.pick(tiny=(0.0, 1.0), quick=(0.0, 0.5, 1.0), standard=(0.0, 0.25, 0.5, 0.75, 1.0))
-    return [with_options(name, name, noise=noise) for name in ("pbkv", "pbkv-aggressive") for noise in noises]
+    noisy = [with_options(name, name, noise=noise) for name in ("pbkv", "pbkv-aggressive") for noise in noises]
+    return [*others, pbkv_oracle(), *noisy]
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
     """The paper's figures, as far as the simulator's rows tell them."""
-    dynamic = [r for r in rows if r.load in DYNAMIC and not r.host_tokens]
+    dynamic = [r for r in rows if r.load.startswith(DYNAMIC) and not r.host_tokens]
     pbkv = select(dynamic, policy=_one_of(*OURS))
-    static = select(rows, load=STATIC, policy=_one_of(*OURS), noise=_quiet)
+    static = select(rows, load=lambda name: name.startswith(STATIC), policy=_one_of(*OURS), noise=_quiet)
     out = [
-        _best(pbkv, lambda r: r.against_lru["hit_rate"][0], 2.55, "hit rate of PBKV against lru"),
+        _best(pbkv, lambda r: _hits(rows, r, "lru"), 2.55, "hit rate of PBKV against lru"),
         _best(pbkv, lambda r: 1 / r.against_lru["e2e_mean"][0], 1.85, "end-to-end latency of PBKV against lru"),
         _best(
-            select(dynamic, policy="lifecycle"), lambda r: r.against_lru["hit_rate"][0], 1.66,
+            select(dynamic, policy="lifecycle"), lambda r: _hits(rows, r, "lru"), 1.66,
             "hit rate of lifecycle alone against lru",
         ),
         _where_lru_has_ten(dynamic, pbkv),
@@ -104,7 +116,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
             "end-to-end latency of PBKV against KVFlow on the static load",
         ),
         _best(
-            static, lambda r: r.hit_rate / max(1e-9, _other(rows, r, "kvflow").hit_rate), 1.39,
+            static, lambda r: _hits(rows, r, "kvflow"), 1.39,
             "hit rate of PBKV against KVFlow on the static load",
         ),
     ]  # fmt: skip
@@ -199,6 +211,12 @@ def _best(rows: Sequence[Row], of: Callable[[Row], float], target: float, name: 
         note=f"{best.policy} on {best.load} at pressure {best.pressure:g}"
         + (", with a host tier" if best.host_tokens else ""),
     )
+
+
+def _hits(rows: Sequence[Row], row: Row, policy: str) -> float:
+    """The hit rate over that of the policy at the same place; 0.0 where that is next to nothing."""
+    base = _other(rows, row, policy).hit_rate
+    return row.hit_rate / base if base >= LEAST_HITS else 0.0
 
 
 def _where_lru_has_ten(dynamic: Sequence[Row], pbkv: Sequence[Row]) -> Claim:

@@ -27,10 +27,13 @@ NO_HOST = 1
 
 
 @contextlib.contextmanager
-def open_bench(options: Options, pool_tokens: int, host_ratio: float = 0.0) -> Iterator[RealBench]:
+def open_bench(
+    options: Options, pool_tokens: int, host_ratio: float = 0.0, *, max_running: int | None = None
+) -> Iterator[RealBench]:
     """An engine on a small random model with room for ``pool_tokens``, closed at the end.
 
-    ``options.engine_factory`` makes another one.
+    It runs ``max_running`` calls at once, None for as many as SGLang wants. ``options.engine_factory`` makes another
+    one.
     """
     options.say("starting the engine")
     if options.engine_factory is not None:
@@ -39,7 +42,8 @@ def open_bench(options: Options, pool_tokens: int, host_ratio: float = 0.0) -> I
         from agentflow.engine.embedded import EmbeddedEngine
         from agentflow.engine.models import random_model
 
-        opened = EmbeddedEngine(random_model().path, max_total_tokens=pool_tokens, host_ratio=host_ratio)
+        bound: dict[str, Any] = {} if max_running is None else {"max_running_requests": max_running}
+        opened = EmbeddedEngine(random_model().path, max_total_tokens=pool_tokens, host_ratio=host_ratio, **bound)
     with opened as engine:
         yield RealBench(engine=engine, has_host=host_ratio > 0, say=options.say)
 

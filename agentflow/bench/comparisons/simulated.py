@@ -12,7 +12,7 @@ from agentflow.bench.comparisons.model import Options
 from agentflow.bench.comparisons.moments import moments
 from agentflow.bench.simulator import Cost, EngineSpec, RooflineCost, simulate
 
-__all__ = ["HARDWARE_NAME", "MODEL_NAME", "default_cost", "record", "sweep"]
+__all__ = ["HARDWARE_NAME", "MODEL_NAME", "default_cost", "engine_spec", "record", "sweep"]
 
 #: What is simulated unless a comparison says otherwise: the paper's small model on its GPU.
 MODEL_NAME, HARDWARE_NAME = "qwen3-14b", "a100-80g"
@@ -21,6 +21,13 @@ MODEL_NAME, HARDWARE_NAME = "qwen3-14b", "a100-80g"
 def default_cost() -> RooflineCost:
     """Cost of passes of the default model on the default hardware."""
     return RooflineCost.of(MODEL_NAME, HARDWARE_NAME)
+
+
+def engine_spec(load: Load, pool_tokens: int, host_tokens: int = 0) -> EngineSpec:
+    """An engine with that memory, which runs as many calls at once as the load allows."""
+    if load.max_running is None:
+        return EngineSpec(pool_tokens=pool_tokens, host_tokens=host_tokens)
+    return EngineSpec(pool_tokens=pool_tokens, host_tokens=host_tokens, max_running=load.max_running)
 
 
 def sweep(
@@ -36,7 +43,7 @@ def sweep(
     axes: Mapping[str, Any] | None = None,
 ) -> list[Run]:
     """Every contender on the same memory and calls, once a seed."""
-    spec = EngineSpec(pool_tokens=pool_tokens, host_tokens=host_tokens)
+    spec = engine_spec(load, pool_tokens, host_tokens)
     runs = []
     for seed in range(repetitions):
         trace = load.trace(seed)
@@ -77,7 +84,7 @@ def record(
 ) -> dict[str, Any]:
     """What happened in one run, for the report's timeline and memory plots."""
     trace = load.trace(0)
-    spec = EngineSpec(pool_tokens=pool_tokens, host_tokens=host_tokens)
+    spec = engine_spec(load, pool_tokens, host_tokens)
 
     def run(sample_seconds: float, timeline: bool) -> Any:
         return simulate(

@@ -9,9 +9,18 @@ from agentflow.bench.comparisons.contenders import Contender, named
 from agentflow.bench.comparisons.loads import Load, pool_for, working_set
 from agentflow.bench.comparisons.measure import Run, rows_of, select
 from agentflow.bench.comparisons.model import Claim, Comparison, Options, Results, Row
+from agentflow.bench.comparisons.paper import RUNNING
 from agentflow.bench.comparisons.real import open_bench, sweep_real
-from agentflow.bench.comparisons.simulated import HARDWARE_NAME, MODEL_NAME, default_cost, record, sweep
-from agentflow.bench.simulator import Arrivals, EngineSpec, simulate
+from agentflow.bench.comparisons.recorded import has_recorded
+from agentflow.bench.comparisons.simulated import (
+    HARDWARE_NAME,
+    MODEL_NAME,
+    default_cost,
+    engine_spec,
+    record,
+    sweep,
+)
+from agentflow.bench.simulator import Arrivals, simulate
 
 __all__ = ["COMPARISON", "claims"]
 
@@ -32,7 +41,7 @@ def run(options: Options) -> Results:
     if options.mode == "engine":
         return _on_engine(options, options.repetitions or options.pick(tiny=1, quick=1, standard=5))
     runs: list[Run] = []
-    intensities = options.pick(tiny=(1.0,), quick=(0.5, 1.2), standard=(0.3, 0.7, 1.0, 1.5))
+    intensities = options.pick(tiny=(1.0,), quick=(1.0, 2.0), standard=(0.5, 1.0, 1.5, 2.0))
     contenders = named(POLICIES)
     loads = _loads(options)
     for load in loads:
@@ -40,15 +49,16 @@ def run(options: Options) -> Results:
         most = _most_per_second(load, pool)
         for intensity in intensities:
             arriving = replace(load, rate=intensity * most)
-            for host in (0, round(HOST_RATIO * pool)):
+            hosts = (0, round(HOST_RATIO * pool)) if intensity == max(i for i in intensities if i < 2.0) else (0,)
+            for host in hosts:
                 runs += sweep(
                     options, arriving, contenders, pool, pressure, repetitions=repetitions, host_tokens=host,
                     axes={"intensity": intensity},
                 )  # fmt: skip
-    slow = replace(loads[-1], name=LONG_TOOLS, tool_scale=30.0)
+    slow = replace(loads[2], name=LONG_TOOLS, tool_scale=30.0)
     pool, pressure = pool_for(slow, PRESSURE, seeds=repetitions)
     runs += sweep(options, slow, contenders, pool, pressure, repetitions=repetitions)
-    busy = replace(loads[-1], rate=intensities[-1] * _most_per_second(loads[-1], pool))
+    busy = replace(loads[2], rate=intensities[-1] * _most_per_second(loads[2], pool))
     timelines = [record(busy, c, pool, pressure) for c in contenders if c.label in ("lru", "ttl")]
     rows = rows_of(runs)
     model = f"{MODEL_NAME} on {HARDWARE_NAME}"
@@ -93,25 +103,42 @@ def _results(
 
 
 def _loads(options: Options) -> list[Load]:
-    workflows, concurrency = options.pick(tiny=(4, 3), quick=(16, 8), standard=(32, 12))
-    calls = options.pick(tiny=5, quick=20, standard=24)
-    return [
-        Load(name="bfcl", kind="bfcl", workflows=2 * workflows, concurrency=concurrency, max_calls=calls),
+    """Generated ones, and recorded runs of coding agents with their real gaps where their files are there. Engines run
+    so few calls at once that the contexts of idle workflows have room: see :mod:`agentflow.bench.comparisons.paper`."""
+    workflows, concurrency = options.pick(tiny=(4, 3), quick=(60, 32), standard=(100, 40))
+    calls = options.pick(tiny=5, quick=20, standard=30)
+    running = options.pick(tiny=None, quick=RUNNING, standard=RUNNING)
+    out = [
+        Load(
+            name="bfcl", kind="bfcl", workflows=2 * workflows, concurrency=concurrency, max_calls=calls,
+            max_running=running,
+        ),
         Load(
             name="openhands", kind="openhands", workflows=workflows, concurrency=concurrency, scale=0.5,
-            max_calls=calls, max_prompt=24_000,
+            max_calls=calls, max_prompt=24_000, max_running=running,
         ),
         Load(
             name="swebench", kind="swebench", workflows=workflows, concurrency=concurrency, max_calls=calls,
-            max_prompt=20_000,
+            max_prompt=16_000, max_running=running,
         ),
     ]  # fmt: skip
+    real = options.pick(tiny=(), quick=("mini-swe-agent",), standard=("mini-swe-agent", "kv-cache-tester"))
+    longest = {"mini-swe-agent": 24_000, "kv-cache-tester": 48_000}
+    out += [
+        Load(
+            name=f"{kind}, recorded", kind=kind, workflows=workflows, concurrency=concurrency, max_calls=2 * calls,
+            max_prompt=longest[kind], max_running=running,
+        )
+        for kind in real
+        if has_recorded(kind)
+    ]  # fmt: skip
+    return out
 
 
 def _most_per_second(load: Load, pool: int) -> float:
     """Workflows a second that lru serves when ``concurrency`` of them are always under way."""
     arrivals = Arrivals(kind="closed", concurrency=load.concurrency)
-    result = simulate(load.trace(0), EngineSpec(pool_tokens=pool), default_cost(), ["lru"], arrivals=arrivals)
+    result = simulate(load.trace(0), engine_spec(load, pool), default_cost(), ["lru"], arrivals=arrivals)
     return len(result.workflows) / result.seconds if result.seconds else 1.0
 
 

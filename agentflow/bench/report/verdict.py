@@ -29,7 +29,7 @@ class Standing:
 
 def is_told(policy: str) -> bool:
     """Whether the policy is told the future, so that it shows what is possible and takes no part."""
-    return policy == "belady" or policy.endswith("-oracle")
+    return policy.startswith("belady") or policy.endswith("-oracle")
 
 
 def standings(rows: Sequence[Mapping[str, Any]], figure: str) -> list[Standing]:

@@ -71,6 +71,9 @@ class CostBenefit(Retention):
         self.memorability = Memorability(window, enough=min(enough, 10))
 
     def lifetime(self, program: Program, left: Left, tools: Sequence[ToolKey], now: float) -> Lifetime:
+        if len(tools) == 1:
+            distribution, source = self.durations.distribution(tools[0], now)
+            return self.solve(left, distribution, f"waits for {tools[0].tool}", source)
         found = [self.durations.distribution(key, now) for key in tools]
         names = ", ".join(dict.fromkeys(k.tool for k in tools))
         source = min((s for _, s in found), key=lambda s: _RANK[s])
@@ -108,6 +111,9 @@ class CostBenefit(Retention):
 class TTL(CostBenefit):
     """agentflow's own: the paper's rule, with what it leaves open decided.
 
+    A second costs a second (``normalise`` is off, as in the preprint): to let long contexts go first, which are the
+    dearest to compute again, made every load slower or no faster in simulations.
+
     Beyond :class:`CostBenefit`: a budget of pins, and an end to patience; a pin lasts at least ``grace`` seconds
     beyond the return of its tools, since the request is about to come; turns that end without a tool (hand-overs
     between agents, clients that send no events) are kept by the time until the same agent's next turn, learned
@@ -133,9 +139,10 @@ class TTL(CostBenefit):
         seed_durations: Sequence[Sequence[Any]] = (),
         path: str | None = None,
         save_every: float = 60.0,
+        normalise: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(ledger, clock, budget=budget, patience=patience, **options)
+        super().__init__(ledger, clock, budget=budget, patience=patience, normalise=normalise, **options)
         if not 0.0 <= grace < math.inf or not save_every > 0.0:
             raise ValueError("grace must be at least 0 and finite, save_every above 0")
         self.hold_waiting = hold_waiting

@@ -61,7 +61,7 @@ class ToolDurations:
         self._by_key: OrderedDict[ToolKey, Samples] = OrderedDict()
         self._running: OrderedDict[Hashable, tuple[ToolKey, float]] = OrderedDict()
         #: Ids of the calls of each tool that are out, in the order of their start.
-        self._out: dict[ToolKey, dict[Hashable, float]] = {}
+        self._out: dict[str, dict[Hashable, float]] = {}
 
     @property
     def observations(self) -> int:
@@ -77,7 +77,7 @@ class ToolDurations:
         """A call went out."""
         self._drop(call_id)
         self._running[call_id] = (key, now)
-        self._out.setdefault(ToolKey(key.tool), {})[call_id] = now
+        self._out.setdefault(key.tool, {})[call_id] = now
         if len(self._running) > self._limit_running:
             self.gone(next(iter(self._running)), now)
 
@@ -96,7 +96,7 @@ class ToolDurations:
         """Count a duration of a tool."""
         self.seen += 1
         self._all.add(seconds, censored=censored)
-        self._samples(ToolKey(key.tool)).add(seconds, censored=censored)
+        self._samples(key if key.variant is None else ToolKey(key.tool)).add(seconds, censored=censored)
         if key.variant is not None:
             self._samples(key).add(seconds, censored=censored)
 
@@ -113,7 +113,7 @@ class ToolDurations:
             found = self._by_key.get(key)
             if found is not None and found.complete >= self.enough_each:
                 return found.curve(), "variant"
-        found = self._by_key.get(ToolKey(key.tool))
+        found = self._by_key.get(key if key.variant is None else ToolKey(key.tool))
         if found is not None and found.complete >= self.enough_each:
             return found.curve(lambda: self._ages(key.tool, now)), "tool"
         return self._all.curve(), "global"
@@ -182,15 +182,16 @@ class ToolDurations:
     def _drop(self, call_id: Hashable) -> tuple[ToolKey, float] | None:
         started = self._running.pop(call_id, None)
         if started is not None:
-            out = self._out[ToolKey(started[0].tool)]
+            tool = started[0].tool
+            out = self._out[tool]
             del out[call_id]
             if not out:
-                del self._out[ToolKey(started[0].tool)]
+                del self._out[tool]
         return started
 
     def _ages(self, tool: str, now: float) -> list[float]:
         """Ages of the oldest 64 calls of the tool that are out."""
-        out = self._out.get(ToolKey(tool), {})
+        out = self._out.get(tool, {})
         return [max(0.0, now - since) for _, since in zip(range(64), out.values(), strict=False)]
 
 
