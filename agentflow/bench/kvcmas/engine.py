@@ -67,9 +67,7 @@ STANDARD = Size(
     anchor_tokens=512,
     checked=2,
 )
-QUICK = Size(
-    loads=(Load(tokens=256, workflows=2), Load(tokens=512, workflows=2)), anchors=3, anchor_tokens=256, checked=1
-)
+QUICK = Size(loads=(Load(tokens=512, workflows=3),), anchors=3, anchor_tokens=512, checked=1)
 
 
 @dataclass(frozen=True, slots=True)
