@@ -181,7 +181,7 @@ def _configure(scheduler: Any, cache: AgentRadixCache, body: Mapping[str, Any]) 
         cache.runtime.set_policies(names)
         cache.tree_core.reorder()
         cache.tree_core.audit = bool(body.get("audit", cache.tree_core.audit))
-    correction.use(cache, corrected)
+    correction.use(cache, corrected, body)
     return {"policy": cache.runtime.name}
 
 
