@@ -261,7 +261,7 @@ def together(repetitions: int, quick: bool) -> Finding:
     """What a step costs under all four, when none of them has anything to do."""
     workflows = 40 if quick else 150
 
-    async def once(policies: Sequence[PolicySpec]) -> dict[str, float]:
+    def app_of(policies: Sequence[PolicySpec]) -> Any:
         graph = AgentGraph(_Board)
         graph.add_agent(Agent("planner"), prompt=lambda s: s["task"], writes="plan")
         graph.add_agent(Agent("writer"), prompt=lambda s: s["plan"], writes="report")
@@ -269,27 +269,34 @@ def together(repetitions: int, quick: bool) -> Finding:
         graph.add_edge("planner", "writer")
         graph.set_finish_point("writer")
         engine = ScriptedEngine(lambda call: f"about {hash(tuple(call.token_ids))}")
-        app = graph.compile(engine=engine, policies=list(policies))
-        times = []
-        for i in range(workflows):
-            began = time.perf_counter()
-            await app.arun({"task": f"task {i} " + "word " * 200})
-            times.append((time.perf_counter() - began) / 2)
-        return {"step ms": 1000 * statistics.median(times)}
+        return graph.compile(engine=engine, policies=list(policies))
 
-    pairs = [
-        (asyncio.run(once(["safety", "memo", "speculation", "hedging"])), asyncio.run(once([])))
-        for _ in range(repetitions)
-    ]
+    async def once() -> tuple[dict[str, float], dict[str, float]]:
+        apps = [app_of(["safety", "memo", "speculation", "hedging"]), app_of([])]
+        wall: list[list[float]] = [[], []]
+        cpu: list[list[float]] = [[], []]
+        for i in range(workflows):  # by turns, so that the machine's mood falls on both
+            for which, app in enumerate(apps):
+                began, worked = time.perf_counter(), time.process_time()
+                await app.arun({"task": f"task {i} " + "word " * 200})
+                wall[which].append((time.perf_counter() - began) / 2)
+                cpu[which].append((time.process_time() - worked) / 2)
+        mine, base = (
+            {"step ms": 1000 * statistics.median(w), "step, processor ms": 1000 * statistics.median(c)}
+            for w, c in zip(wall, cpu, strict=True)
+        )
+        mine["added ms"] = mine["step ms"] - base["step ms"]
+        return mine, base
+
+    pairs = [asyncio.run(once()) for _ in range(repetitions)]
     mine, spread = median_of([a for a, _ in pairs])
     base, _ = median_of([b for _, b in pairs])
-    more = mine["step ms"] - base["step ms"]
     return Finding(
         policy="safety+memo+speculation+hedging",
         mode="tools",
         aim="less than 1 ms a step",
-        met=more < 1.0,
-        figures={"step ms": (mine["step ms"], base["step ms"]), "added ms": (more, None)},
+        met=mine["added ms"] < 1.0,
+        figures={n: (mine[n], base.get(n)) for n in mine},
         spread=spread,
         note=f"median of {workflows} workflows of two steps on a scripted model that answers at once",
     )

@@ -25,7 +25,7 @@ _AGENTS = 64
 class AdapterPreload(Policy):
     """Asks for the adapters of agents that follow a running one with at least ``threshold`` probability.
 
-    Asks once per step of a workflow, and never for the adapter that the step itself runs with.
+    Asks once per call of an agent, and never for the adapter that the step itself runs with.
     """
 
     name: ClassVar[str] = "adapters"
@@ -71,6 +71,7 @@ class AdapterPreload(Policy):
             self._adapters[number] = seen.adapter
             if seen.adapter is not None:
                 self._wanted.pop(seen.adapter, None)
+            self._look_ahead(number, thread.agent)
 
     def _entered(self, workflow: str, agent: str) -> None:
         number = self._transitions.number(agent)
@@ -81,6 +82,9 @@ class AdapterPreload(Policy):
         self._places.move_to_end(workflow)
         if len(self._places) > _WORKFLOWS:
             self._places.popitem(last=False)
+
+    def _look_ahead(self, number: int, agent: str) -> None:
+        """Want the adapters of those that follow. Not before the agent's own call has come: its adapter goes first."""
         mine = self._adapters.get(number)
         for following, probability in self._transitions.following(number):
             adapter = self._adapters.get(following)

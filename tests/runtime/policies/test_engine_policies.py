@@ -234,8 +234,10 @@ def test_the_adapter_of_the_agent_that_follows_is_asked_for(world: type[World]) 
         made.end(f"w{i}")
     made.begin("next")
     made.step("next", "a")
+    assert made.runtime.act() == []  # the agent's own adapter goes first
+    made.arrive("first", "next", "a", adapter="lora-a")
     assert [type(e) for e in made.runtime.act()] == [LoadAdapter]
-    assert made.runtime.act() == []  # once a step
+    assert made.runtime.act() == []  # once a call
 
 
 # -- precedence -------------------------------------------------------------------------------------------
