@@ -16,7 +16,7 @@ from agentflow.cache.kvcmas.estimators import Fitted, Prediction, Query, entropy
 from agentflow.cache.kvcmas.lowrank import LowRank
 from agentflow.cache.kvcmas.subspace import Subspace, principal
 
-__all__ = ["TokenKernel", "shares_of", "spread"]
+__all__ = ["TokenKernel", "fold", "spread"]
 
 #: Tokens that the bandwidth is measured on; numbers in the weights that are held at once.
 _PROBES, _AT_ONCE = 128, 1 << 24
@@ -100,61 +100,67 @@ class _Fitted:
         view = _placed(self.space.of(query.features), offsets, self.scale)
         delta_keys = [_only(a.delta_keys, r) for a, r in zip(self.anchors, self.rows, strict=True)]
         delta_values = [_only(a.delta_values, r) for a, r in zip(self.anchors, self.rows, strict=True)]
-        theirs = self.views.square().sum(2)[:, None]
-        width = self.width * self._closeness(view, theirs)
-        keys, values, nearest, mass = [], [], [], []
+        lefts = [_beside(k, v) for k, v in zip(delta_keys, delta_values, strict=True)]
+        width = (self.width * self._closeness(view))[:, None, None]
+        marks = _logits(self.views, width)
+        keys, values, nearest = [], [], []
+        mass = torch.zeros(len(lefts), device=view.device)
         step = max(1, _AT_ONCE // (view.shape[0] * self.views.shape[1]))
         for first in range(0, view.shape[1], step):
             part = view[:, first : first + step]
-            apart = part.square().sum(2, keepdim=True) + theirs - 2 * part @ self.views.mT
-            weights = torch.softmax(-apart / width[:, None, None], 2)
-            keys.append(spread(weights, delta_keys))
-            values.append(spread(weights, delta_values))
-            nearest.append(apart.amin(2).clamp_min(0))
-            mass.append(weights.sum((0, 1)))
+            logits = _asking(part) @ marks.mT
+            nearest.append((part.square().sum(2) - width[:, 0] * logits.amax(2)).clamp_min(0))
+            weights = torch.split_with_sizes(torch.softmax(logits, 2), [m.shape[1] for m in lefts], 2)
+            folded = [w @ left for w, left in zip(weights, lefts, strict=True)]
+            cuts = [k.left.shape[2] for k in delta_keys]
+            keys.append(fold([f[..., :cut] for f, cut in zip(folded, cuts, strict=True)], delta_keys))
+            values.append(fold([f[..., cut:-1] for f, cut in zip(folded, cuts, strict=True)], delta_values))
+            mass += torch.stack([f[..., -1].sum() for f in folded])
         delta = Features(torch.cat(keys, 1), torch.cat(values, 1))
         delta.keys[0], delta.values[0] = 0, 0
-        shares = shares_of(
-            torch.stack(mass).sum(0) / (view.shape[0] * view.shape[1]), self.anchors, [len(r) for r in self.rows]
-        )
+        shares = dict(zip(self.anchors, (mass / (view.shape[0] * view.shape[1])).tolist(), strict=True))
         size = view.square().sum(2).mean(1).clamp_min(1e-12)
         distance = float((torch.cat(nearest, 1).mean(1) / size).mean())
         return Prediction(delta, shares, distance, entropy(list(shares.values())))
 
-    def _closeness(self, view: torch.Tensor, theirs: torch.Tensor) -> float:
+    def _closeness(self, view: torch.Tensor) -> float:
         """Mean squared distance of some tokens to the nearest landmark, in units of that between anchors; at most 1."""
-        some = view[:, :: max(1, view.shape[1] // _PROBES)]
-        apart = some.square().sum(2, keepdim=True) + theirs - 2 * some @ self.views.mT
-        nearest = apart.amin(2).clamp_min(0).mean(1)
-        return min(1.0, max(_CLOSEST, float((nearest / self.near).mean())))
+        some, one = view[:, :: max(1, view.shape[1] // _PROBES)], torch.ones(1, 1, 1, device=view.device)
+        nearest = some.square().sum(2) - (_asking(some) @ _logits(self.views, one).mT).amax(2)
+        return min(1.0, max(_CLOSEST, float((nearest.clamp_min(0).mean(1) / self.near).mean())))
+
+
+def _logits(landmarks: torch.Tensor, width: torch.Tensor) -> torch.Tensor:
+    """With :func:`_asking` a product that gives ``(2 q v - v v) / width``: minus squared distances over ``width``, but
+    for the asking token's own square."""
+    return torch.cat([landmarks, landmarks.square().sum(2, keepdim=True)], 2) / width
+
+
+def _asking(view: torch.Tensor) -> torch.Tensor:
+    return torch.cat([2 * view, torch.full_like(view[..., :1], -1.0)], 2)
+
+
+def _beside(keys: LowRank, values: LowRank) -> torch.Tensor:
+    """Left factors of both and a column of ones, whose product with weights is their sum."""
+    one = torch.ones_like(keys.left[..., :1], dtype=torch.float32)
+    return torch.cat([keys.left.float(), values.left.float(), one], 2)
 
 
 def _only(matrix: LowRank, rows: torch.Tensor) -> LowRank:
     return matrix if len(rows) == matrix.tokens else LowRank(matrix.left[:, rows], matrix.right)
 
 
-def shares_of(mass: torch.Tensor, anchors: Sequence[Anchor], sizes: Sequence[int]) -> dict[Anchor, float]:
-    """Each anchor's part in the mean weights of all anchors' tokens, of which each anchor has ``sizes``."""
-    parts = torch.split_with_sizes(mass, list(sizes))
-    return {anchor: float(part.sum()) for anchor, part in zip(anchors, parts, strict=True)}
-
-
 def spread(weights: torch.Tensor, matrices: Sequence[LowRank]) -> torch.Tensor:
     """Weights (layers, tokens, all anchors' tokens) times the anchors' matrices, through their factors."""
-    lefts: list[torch.Tensor] = []
-    rights: list[torch.Tensor] = []
-    total: torch.Tensor | None = None
-    at = 0
-    for matrix in matrices:
-        part = weights[:, :, at : at + matrix.tokens] @ matrix.left.float()
-        at += matrix.tokens
-        if matrix.right is None:
-            total = part if total is None else total + part
-        else:
-            lefts.append(part)
-            rights.append(matrix.right.float())
-    if lefts:
-        product = torch.cat(lefts, 2) @ torch.cat(rights, 1)
-        total = product if total is None else total + product
-    assert total is not None
-    return total
+    blocks = torch.split_with_sizes(weights, [m.tokens for m in matrices], 2)
+    return fold([block @ m.left.float() for block, m in zip(blocks, matrices, strict=True)], matrices)
+
+
+def fold(parts: Sequence[torch.Tensor], matrices: Sequence[LowRank]) -> torch.Tensor:
+    """The sum of parts (layers, tokens, rank) times the right factors of their matrices."""
+    thin = [n for n, m in enumerate(matrices) if m.right is not None]
+    total = [parts[n] for n, m in enumerate(matrices) if m.right is None]
+    if thin:
+        rights = [m.right.float() for m in matrices if m.right is not None]
+        total.append(torch.cat([parts[n] for n in thin], 2) @ torch.cat(rights, 1))
+    return torch.stack(total).sum(0) if len(total) > 1 else total[0]

@@ -9,7 +9,7 @@ import torch
 
 from agentflow.cache.kvcmas.anchors import Anchor, Features
 from agentflow.cache.kvcmas.estimators import Fitted, Prediction, Query, entropy
-from agentflow.cache.kvcmas.kernel import shares_of, spread
+from agentflow.cache.kvcmas.kernel import spread
 
 __all__ = ["TokenId"]
 
@@ -51,7 +51,8 @@ class _Fitted:
         keys = spread(weights, [a.delta_keys for a in self.anchors])
         values = spread(weights, [a.delta_values for a in self.anchors])
         keys[0], values[0] = 0, 0
-        shares = shares_of(weights[0].mean(0), self.anchors, [len(a.tokens) for a in self.anchors])
+        parts = torch.split_with_sizes(weights[0].mean(0), [len(a.tokens) for a in self.anchors])
+        shares = {a: float(part.sum()) for a, part in zip(self.anchors, parts, strict=True)}
         return Prediction(
             Features(keys, values), shares, 1 - float(known.float().mean()), entropy(list(shares.values()))
         )
