@@ -255,15 +255,15 @@ class _Ready:
     @classmethod
     def of(cls, agent: Agent, model: BaseChatModel) -> _Ready:
         engine = getattr(model, "engine", None)
-        sampled: Any = model.bind(**agent.sampling) if agent.sampling else model
+        options = agent.sampling if agent.adapter is None else {**agent.sampling, "adapter": agent.adapter}
+        sampled: Any = model.bind(**options) if options else model
         talk: Any = None
         structured: Any = None
-        options = agent.sampling
         if agent.tools:
             tools = list(tool_executor(agent.tools).tools.values())
-            talk = model.bind_tools(tools, **agent.sampling)
+            talk = model.bind_tools(tools, **options)
             if isinstance(model, AgentflowChat):  # the same prompt up to the answer, so that its KV is found again
-                options["tools"] = [convert_to_openai_tool(t) for t in tools]
+                options = {**options, "tools": [convert_to_openai_tool(t) for t in tools]}
         elif agent.output is None:
             talk = sampled
         if agent.output is not None:

@@ -28,12 +28,12 @@ class Agent:
     hints and a docstring. ``output`` asks for structured answers: a pydantic model class, or a JSON schema of
     an object. ``sampling`` is a :class:`~agentflow.engine.base.Sampling` or a dict of its fields; what it
     leaves out is the chat model's choice. ``max_tool_rounds`` bounds how many times in one step the agent may
-    answer with tool calls.
+    answer with tool calls. ``adapter`` is the LoRA adapter that its calls run with, by the name that the engine knows.
 
     Raises :class:`~agentflow.errors.UsageError` at once for anything that could not work later.
     """
 
-    __slots__ = ("_sampling", "instructions", "max_tool_rounds", "name", "output", "tools")
+    __slots__ = ("_sampling", "adapter", "instructions", "max_tool_rounds", "name", "output", "tools")
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class Agent:
         output: type[BaseModel] | Mapping[str, Any] | None = None,
         sampling: Sampling | Mapping[str, Any] | None = None,
         max_tool_rounds: int = 8,
+        adapter: str | None = None,
     ) -> None:
         self.name = _checked_name(name)
         if not isinstance(instructions, str):
@@ -57,6 +58,9 @@ class Agent:
                 f"agent {name!r}: max_tool_rounds must be an integer of at least 1, got {max_tool_rounds!r}"
             )
         self.max_tool_rounds = max_tool_rounds
+        if adapter is not None and (not isinstance(adapter, str) or not adapter):
+            raise UsageError(f"agent {name!r}: adapter must be the name of a LoRA adapter, got {adapter!r}")
+        self.adapter = adapter
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(self, name):  # set once: when made, copied or unpickled

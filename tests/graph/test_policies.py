@@ -353,6 +353,43 @@ def test_tools_are_never_run_early() -> None:
     assert stats(app, "speculation")["taken"] >= 2
 
 
+# -- adapters ---------------------------------------------------------------------------------------------
+
+
+def test_an_agents_adapter_is_on_its_calls_and_on_no_others(runner: Runner) -> None:
+    graph = AgentGraph(Board)
+    graph.add_agent(Agent("planner", adapter="plans", sampling={"max_tokens": 7}), prompt=lambda s: "p", writes="plan")
+    graph.add_agent(Agent("critic"), prompt=lambda s: "c", writes="verdict")
+    graph.add_edge(START, "planner")
+    graph.add_edge("planner", "critic")
+    graph.add_edge("critic", END)
+    engine = ScriptedEngine(["plan", "fine"])
+    runner.run(graph.compile(engine=engine), {"task": "x"})
+    assert [(c.at.agent, c.adapter, c.sampling.max_tokens == 7) for c in engine.calls] == [
+        ("planner", "plans", True),
+        ("critic", None, False),
+    ]
+    with pytest.raises(UsageError, match="adapter"):
+        Agent("x", adapter="")
+
+
+def test_the_anchor_is_the_agents_own_text_and_nothing_of_the_session(runner: Runner) -> None:
+    graph = AgentGraph(Board)
+    graph.add_agent(Agent("planner", "You plan."), prompt=lambda s: s["task"], writes="plan")
+    graph.add_edge(START, "planner")
+    graph.add_edge("planner", END)
+    engine = ScriptedEngine(lambda call: "plan")
+    app = graph.compile(engine=engine)
+    for task in ("first secret", "second secret"):
+        runner.run(app, {"task": task})
+    one, two = engine.calls
+    assert 0 < one.anchor == two.anchor < len(one.token_ids)
+    assert list(one.token_ids[: one.anchor]) == list(two.token_ids[: two.anchor])
+    own = engine.tokenizer.decode(one.token_ids[: one.anchor])
+    assert "You plan." in own
+    assert "secret" not in own
+
+
 # -- together ---------------------------------------------------------------------------------------------
 
 

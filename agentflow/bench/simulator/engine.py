@@ -221,7 +221,7 @@ class Engine:
         try:
             return self._admit(room, now)
         finally:
-            self.waiting += self._held
+            self.waiting[:0] = self._held
             self._held = []
 
     def _admit(self, room: int, now: float) -> float | None:

@@ -82,6 +82,7 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
     def reset(self) -> None:
         self.ballast = Ballast()
         self._prefetching = -1
+        self.anchors.out.clear()
         super().reset()
 
     # -- what the scheduler tells ----------------------------------------------------------------------

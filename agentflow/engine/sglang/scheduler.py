@@ -83,7 +83,7 @@ def get_next_batch_to_run(original: Callable[..., Any], scheduler: Any, *args: A
             return original(scheduler, *args, **kwargs)
         finally:
             cache.held = []
-            scheduler.waiting_queue.extend(held)
+            scheduler.waiting_queue[:0] = held  # they came before what waits now
     return original(scheduler, *args, **kwargs)
 
 

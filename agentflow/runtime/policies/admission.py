@@ -199,7 +199,7 @@ class Admission(Policy):
         needed = max(program.tokens, self._mean if program.state == "new" else 0.0)
         if program.state == "paused":
             return self._load + needed <= self.low * self._pool
-        if self._paused:
+        if any(p.out for p in self._paused.values()):
             return False  # those that were interrupted go on first
         return self._load + needed <= self.high * self._pool
 
