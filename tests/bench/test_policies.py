@@ -14,7 +14,9 @@ from agentflow.bench.traces.generators import Plan, generate
 RUN = {e.policy: e.run for e in EXPERIMENTS}
 
 
-@pytest.mark.parametrize("policy", ["memo", "speculation", "safety"])
+@pytest.mark.parametrize(
+    "policy", ["safety", *(pytest.param(p, marks=pytest.mark.slow) for p in ("memo", "speculation"))]
+)
 def test_findings_of_the_framework(policy: str) -> None:
     found = RUN[policy](1, True)
     assert found.met, found
@@ -31,8 +33,8 @@ def test_findings_of_the_scheduler(experiment: object) -> None:
 
 @pytest.mark.parametrize("name", policy_cost.POLICIES)
 def test_state_stays_within_its_bound(name: str) -> None:
-    """Sizes after 10,000 and after 40,000 observations: what is bounded by the newest workflows stays so."""
-    few, many = (policy_cost.measure(name, events=n, samples=2).state_bytes for n in (10_000, 40_000))
+    """Sizes after 6,000 and after 15,000 observations: what is bounded by the newest workflows stays so."""
+    few, many = (policy_cost.measure(name, events=n, samples=2).state_bytes for n in (6_000, 15_000))
     if name == "cachesage":
         assert many <= 25_000
     assert many <= max(25_000, 3 * few)  # per workflow followed: these grow until 10,000 are
