@@ -32,7 +32,7 @@ COLUMNS: Mapping[str, str] = {
     "e2e_mean": "mean seconds from a call's arrival to its last token",
     "job_mean": "mean seconds from a workflow's arrival to its end, tools included",
     "throughput": "workflows ended per second",
-    "intensity": "workflows arriving per second, over those per second that lru serves at most",
+    "intensity": "workflows arriving per second, over those per second that are served where all KV is kept",
     "noise": "share of every forecast that was replaced by chance",
     "pool_tokens": "tokens of the KV pool",
     "host_tokens": "tokens of the host tier; 0: none",

@@ -89,11 +89,11 @@ def few_at_once(options: Options) -> list[Load]:
 
 def pbkv_engine_loads(options: Options) -> list[Load]:
     """SWE-bench-like workflows with short texts and tools that hardly wait, for a model on a CPU: as many at once as
-    there are, of which two calls run."""
-    workflows, calls = options.pick(tiny=(3, 4), quick=(12, 6), standard=(12, 8))
+    there are, of which three calls run."""
+    workflows, calls = options.pick(tiny=(3, 4), quick=(8, 4), standard=(10, 5))
     return [
         Load(
             name="swebench", kind="swebench", workflows=workflows, concurrency=workflows, scale=0.15, tool_scale=0.02,
-            max_calls=calls, max_prompt=2_000, max_running=2,
+            max_calls=calls, max_prompt=2_000, max_running=3,
         )
     ]  # fmt: skip

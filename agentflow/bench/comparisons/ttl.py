@@ -41,15 +41,16 @@ def run(options: Options) -> Results:
     if options.mode == "engine":
         return _on_engine(options, options.repetitions or options.pick(tiny=1, quick=1, standard=5))
     runs: list[Run] = []
-    intensities = options.pick(tiny=(1.0,), quick=(1.0, 2.0), standard=(0.5, 1.0, 1.5, 2.0))
+    intensities = options.pick(tiny=(1.0,), quick=(0.5, 0.9), standard=(0.4, 0.7, 0.9, 1.1))
+    with_host = options.pick(tiny=1.0, quick=0.9, standard=0.9)
     contenders = named(POLICIES)
     loads = _loads(options)
     for load in loads:
         pool, pressure = pool_for(load, PRESSURE, seeds=repetitions)
-        most = _most_per_second(load, pool)
+        most = _most_per_second(load)
         for intensity in intensities:
             arriving = replace(load, rate=intensity * most)
-            hosts = (0, round(HOST_RATIO * pool)) if intensity == max(i for i in intensities if i < 2.0) else (0,)
+            hosts = (0, round(HOST_RATIO * pool)) if intensity == with_host else (0,)
             for host in hosts:
                 runs += sweep(
                     options, arriving, contenders, pool, pressure, repetitions=repetitions, host_tokens=host,
@@ -58,7 +59,7 @@ def run(options: Options) -> Results:
     slow = replace(loads[2], name=LONG_TOOLS, tool_scale=30.0)
     pool, pressure = pool_for(slow, PRESSURE, seeds=repetitions)
     runs += sweep(options, slow, contenders, pool, pressure, repetitions=repetitions)
-    busy = replace(loads[2], rate=intensities[-1] * _most_per_second(loads[2], pool))
+    busy = replace(loads[2], rate=intensities[-1] * _most_per_second(loads[2]))
     timelines = [record(busy, c, pool, pressure) for c in contenders if c.label in ("lru", "ttl")]
     rows = rows_of(runs)
     model = f"{MODEL_NAME} on {HARDWARE_NAME}"
@@ -135,10 +136,12 @@ def _loads(options: Options) -> list[Load]:
     return out
 
 
-def _most_per_second(load: Load, pool: int) -> float:
-    """Workflows a second that lru serves when ``concurrency`` of them are always under way."""
+def _most_per_second(load: Load) -> float:
+    """Workflows a second that the engine serves while ``concurrency`` of them are under way and all KV is kept."""
     arrivals = Arrivals(kind="closed", concurrency=load.concurrency)
-    result = simulate(load.trace(0), engine_spec(load, pool), default_cost(), ["lru"], arrivals=arrivals)
+    trace = load.trace(0)
+    ample = 2 * working_set(trace, len(trace.workflows))
+    result = simulate(trace, engine_spec(load, ample), default_cost(), ["lru"], arrivals=arrivals)
     return len(result.workflows) / result.seconds if result.seconds else 1.0
 
 
