@@ -56,6 +56,12 @@ class AgentApp(CompiledStateGraph[Any, Any, Any, Any]):
         handlers = callbacks if isinstance(callbacks, list) else []
         return next((h for h in handlers if isinstance(h, AgentflowHandler)), None)
 
+    @property
+    def policy_stats(self) -> Mapping[str, Any]:
+        """What the policies given to this graph counted: ``counters``, and ``policies`` by name."""
+        guards = self.handler.binding.guards if self.handler is not None else None
+        return guards.stats() if guards is not None else {"counters": {}, "policies": {}}
+
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         """LangGraph's ``stream``; closed early it stops the model calls that run before it waits for its nodes."""
         handler = self.handler
