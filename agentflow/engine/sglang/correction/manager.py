@@ -53,7 +53,10 @@ class Wish:
 
 
 class _Capture(NamedTuple):
-    """KV that is in the pool now and becomes a source: tokens, their slots, and where they stand."""
+    """KV that is in the pool now: tokens, their slots, and where they stand.
+
+    It becomes a source with ``keep``, and may become an anchor with ``learn``.
+    """
 
     wish: Wish
     slot: str | None
@@ -61,6 +64,7 @@ class _Capture(NamedTuple):
     slots: Any
     start: int
     exact: bool
+    keep: bool
     learn: bool
 
 
@@ -213,7 +217,9 @@ class Corrections:
         try:
             if self._random.random() < self.options.faults:
                 raise RuntimeError("a fault was asked for")
-            estimate = self.corrector.estimate(edge, tokens[:same], source.kv.part(0, same), segment.start, exact=skip)
+            estimate = self.corrector.estimate(
+                edge, tokens[:same], self.pool.near(source.kv.part(0, same)), segment.start, exact=skip
+            )
         except Exception as error:
             self._count("estimates_failed")
             if not self.options.faults:
@@ -226,19 +232,23 @@ class Corrections:
 
     def _choose(self, wish: Wish, tokens: Sequence[int], minimum: int) -> Found | None:
         """The source to start from: the reference that the method wants, else none."""
-        found = self.sources.find(wish.workflow, tokens, minimum=minimum)
-        if getattr(self.corrector, "reference", "chained") == "context-free":
-            found = [f for f in found if f.source.agent == CONTEXT_FREE]
-        else:
-            found = [f for f in found if f.source.agent != CONTEXT_FREE]
+        found = self._candidates(wish, tokens, minimum)
         # The longest; among those an exact one, and of those the first that there was.
         return max(found, key=lambda f: (f.tokens, f.source.exact), default=None)
+
+    def _candidates(self, wish: Wish, tokens: Sequence[int], minimum: int) -> list[Found]:
+        """Sources of the kind that the method's reference is."""
+        free = getattr(self.corrector, "reference", "chained") == "context-free"
+        found = self.sources.find(wish.workflow, tokens, minimum=minimum)
+        return [f for f in found if (f.source.agent == CONTEXT_FREE) == free]
 
     # -- what becomes of it ----------------------------------------------------------------------------
 
     def computed(self, req: Any, wish: Wish, up_to: int) -> None:
         """The request's KV up to ``up_to`` is in the tree: note what is worth keeping."""
         prompt = len(req.origin_input_ids)
+        if up_to >= prompt:
+            wish.plan = None  # it is carried out; what it held can go
         if up_to < prompt or (wish.captured >= prompt and not req.finished()):
             return
         row = self._cache.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
@@ -250,13 +260,16 @@ class Corrections:
         if req.finished() and up_to - prompt >= self.options.minimum and wish.agent != CONTEXT_FREE:
             ids = tuple(req.output_ids[: up_to - prompt])
             exact = wish.boundary is None
-            self._captures.append(_Capture(wish, None, ids, row[prompt:up_to].long(), prompt, exact, False))
+            self._captures.append(_Capture(wish, None, ids, row[prompt:up_to].long(), prompt, exact, True, False))
 
     def _note(self, req: Any, wish: Wish, row: Any, slot: str, first: int, end: int, start: int) -> None:
         tokens = tuple(req.origin_input_ids[first:end])
         exact = wish.boundary is None or wish.boundary >= end
-        if not self.sources.has(wish.workflow, wish.agent, tokens, exact=exact):
-            self._captures.append(_Capture(wish, slot, tokens, row[first:end].long(), start, exact, exact))
+        others = [f for f in self._candidates(wish, tokens, len(tokens)) if f.source.exact or not exact]
+        learn = exact and wish.agent != CONTEXT_FREE and any(f.source.agent != wish.agent for f in others)
+        if learn or not others:  # one exact source is enough: all edges start from it
+            slots = row[first:end].long()
+            self._captures.append(_Capture(wish, slot, tokens, slots, start, exact, not others, learn))
 
     def capture(self) -> None:
         """Read what was noted, before anything can displace it. Call it before a batch is formed."""
@@ -271,16 +284,18 @@ class Corrections:
     def _capture(self, noted: _Capture) -> None:
         wish = noted.wish
         kv = self.pool.read(noted.slots, noted.start)
-        if noted.learn and noted.slot is not None and self.corrector is not None and wish.agent != CONTEXT_FREE:
+        if noted.learn and noted.slot is not None and self.corrector is not None:
             found = self._choose(wish, noted.tokens, self.options.minimum)
             if found is not None and found.source.agent != wish.agent:
                 edge = Edge(noted.slot, found.source.agent, wish.agent)
                 same = found.tokens
-                if self.corrector.learn(edge, noted.tokens[:same], found.source.kv.part(0, same), kv.part(0, same)):
+                if self.corrector.learn(
+                    edge, noted.tokens[:same], *(self.pool.near(k.part(0, same)) for k in (found.source.kv, kv))
+                ):
                     self._count("anchors_offered")
                     self._worked_at = self._worked_at if self.work_left else time.monotonic()
                     self.work_left += 1
-        if self.sources.add(Source(wish.workflow, wish.agent, noted.tokens, kv, noted.exact)):
+        if noted.keep and self.sources.add(Source(wish.workflow, wish.agent, noted.tokens, kv, noted.exact)):
             self._count("sources_kept")
 
     @property

@@ -32,7 +32,10 @@ class KVPool:
         for buffers in (self._pool.k_buffer, self._pool.v_buffer):
             out = torch.empty((len(buffers), slots.shape[0], *buffers[0].shape[1:]), dtype=buffers[0].dtype)
             for layer, buffer in enumerate(buffers):
-                out[layer] = buffer[slots]
+                if buffer.device.type == "cpu":
+                    torch.index_select(buffer, 0, slots, out=out[layer])
+                else:
+                    out[layer] = buffer[slots]
             both.append(out)
         return SegmentKV(both[0], both[1], start)
 
@@ -40,7 +43,12 @@ class KVPool:
         """Put ``kv`` into ``slots``, one per token."""
         for buffers, tensors in ((self._pool.k_buffer, kv.keys), (self._pool.v_buffer, kv.values)):
             for layer, buffer in enumerate(buffers):
-                buffer[slots] = tensors[layer].to(buffer.device, buffer.dtype, non_blocking=True)
+                buffer.index_copy_(0, slots, tensors[layer].to(buffer.device, buffer.dtype, non_blocking=True))
+
+    def near(self, kv: SegmentKV) -> SegmentKV:
+        """The KV on the pool's device, where estimating is fastest."""
+        device = self._pool.k_buffer[0].device
+        return SegmentKV(kv.keys.to(device), kv.values.to(device), kv.start)
 
     def _settle(self) -> None:
         """What runs on the accelerator may still be writing: wait for it."""
