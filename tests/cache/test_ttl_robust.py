@@ -201,8 +201,15 @@ def test_costs_stay_small_at_a_thousand_pins_and_two_hundred_waiting_calls(drive
     step = best(lambda: [d.runtime.act(), sorted(d.policy.score_call(c) for c in calls)])
     node = best(lambda: [d.policy.score_node(n) for n in d.nodes.values()]) / len(d.nodes)
     ids = itertools.count()
-    tool = best(lambda: d.tool("w999", "ls", f"x{next(ids)}"))
-    # Seen on a busy machine of two cores: 0.6 ms, 1.2 us, 50 us.
+
+    def tools() -> None:
+        for _ in range(64):
+            call_id = f"x{next(ids)}"
+            d.tool("w999", "ls", call_id)
+            d.tool_done("w999", "ls", 0.5, call_id)
+
+    event = best(tools) / 128
+    # Seen on a busy machine of two cores: 0.6 ms, 1.2 us, 15 us; on one with three times as much to do twice that.
     assert step < 1e-3
     assert node < 10e-6
-    assert tool < 1e-3
+    assert event < 40e-6
