@@ -87,6 +87,18 @@ def test_derotated_anchors_serve_any_position_and_rotated_ones_do_not() -> None:
     assert not close(estimated(taught("kvcomm"), source, 200).kv.keys, want.keys, 0.1)
 
 
+def test_ranks_may_be_uneven_and_take_the_same_room() -> None:
+    corrector, paper = (Corrector(ROPE, method=name, rank=4) for name in ("token-kernel", "segment"))
+    source = segment(60, 5, seed=1)
+    for one in (corrector, paper):
+        one.learn(EDGE, range(60), source, target_of(source, 40, 0.5))
+        one.work()
+    anchor, other = corrector.pool.of(EDGE)[0], paper.pool.of(EDGE)[0]
+    assert [m.left.shape[2] for m in (anchor.base_keys, anchor.delta_values)] == [3, 5]
+    assert [m.left.shape[2] for m in (other.base_keys, other.delta_values)] == [4, 4]
+    assert anchor.nbytes == other.nbytes
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_an_estimate_shares_no_memory_and_keeps_the_type(method: str) -> None:
     corrector = taught(method, dtype=torch.bfloat16)

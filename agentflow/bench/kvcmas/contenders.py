@@ -105,11 +105,12 @@ class Field:
     @torch.inference_mode()
     def learn(self, samples: Sequence[Sample]) -> None:
         """Make anchors of samples for every corrector that wants them."""
-        makers: dict[tuple[bool, bool, bool], Corrector] = {}
+        makers: dict[tuple[bool, bool, bool, float], Corrector] = {}
         for (_, free), corrector in self.correctors.items():
             if not corrector.learns:
                 continue
-            maker = makers.setdefault((corrector.method.low_rank, corrector.method.derotated, free), corrector)
+            how = corrector.method
+            maker = makers.setdefault((how.low_rank, how.derotated, free, how.base_share), corrector)
             for sample in samples:
                 if (sample.edge.source == CONTEXT_FREE) != free:
                     continue

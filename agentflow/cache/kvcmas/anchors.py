@@ -57,16 +57,26 @@ class Anchor:
 
 
 def make_anchor(
-    tokens: Sequence[int], source: Features, target: Features, *, rank: int | None = 32, seed: int = 0
+    tokens: Sequence[int],
+    source: Features,
+    target: Features,
+    *,
+    rank: int | None = 32,
+    base_rank: int | None = None,
+    seed: int = 0,
 ) -> Anchor:
-    """Truncated SVDs of source and target - source; four batched decompositions over the layers."""
+    """Truncated SVDs of source and target - source; four batched decompositions over the layers.
+
+    ``rank`` is that of the differences and, unless ``base_rank`` is given, of the bases; None keeps full dimension.
+    """
     dtype = source.keys.dtype
+    lower = rank if base_rank is None else base_rank
     delta_keys = (target.keys.float() - source.keys.float()).to(dtype)
     delta_values = (target.values.float() - source.values.float()).to(dtype)
     return Anchor(
         tuple(tokens),
-        truncate(source.keys, rank, seed=seed),
-        truncate(source.values, rank, seed=seed),
+        truncate(source.keys, lower, seed=seed),
+        truncate(source.values, lower, seed=seed),
         truncate(delta_keys, rank, seed=seed),
         truncate(delta_values, rank, seed=seed),
     )

@@ -46,7 +46,8 @@ class Corrector:
     """Corrects segments of one model; implements :class:`~agentflow.cache.kvcmas.types.Correction`.
 
     ``method`` is a name in :data:`~agentflow.cache.kvcmas.methods.METHODS`. ``reference`` says which source belongs
-    to an edge; :meth:`edge` makes it. ``rank`` and ``anchors`` are the paper's r and V; ``pool_bytes`` bounds anchors
+    to an edge; :meth:`edge` makes it. ``rank`` and ``anchors`` are the paper's r (of which some methods give
+    more to differences than to bases, see ``Method``) and V; ``pool_bytes`` bounds anchors
     and what estimators hold beside them. ``recompute`` is the share of tokens to compute through the model and
     ``choice`` how they are found, in runs of at least ``min_run``; None takes the method's own. ``tau``,
     ``target_reuse`` or ``target_kl`` bound the uncertainty, which ``signal`` measures. An edge needs ``min_anchors``.
@@ -81,6 +82,7 @@ class Corrector:
         self.rope = rope
         self.reference: Reference = reference
         self.rank = rank if self.method.low_rank else None
+        self._ranks = _split(self.rank, self.method.base_share)
         self.recompute = self.method.recompute if recompute is None else recompute
         self.choice: Choice = choice or self.method.choice
         self.min_run = min_run
@@ -223,7 +225,7 @@ class Corrector:
     def _step(self) -> None:
         if self._pending:
             edge, tokens, source, target = self._pending.popleft()
-            anchor = make_anchor(tokens, source, target, rank=self.rank, seed=self._seed)
+            anchor = make_anchor(tokens, source, target, rank=self._ranks[1], base_rank=self._ranks[0], seed=self._seed)
             if not all(bool(torch.isfinite(m.left).all()) for m in (anchor.base_values, anchor.delta_values)):
                 raise ValueError("anchor is not finite")
             self._stale.update(dict.fromkeys(self.pool.add(edge, anchor)))
@@ -295,6 +297,14 @@ class Corrector:
     def _refuse(self, reason: str, terms: Mapping[str, float]) -> Refusal:
         self._counts[f"refused: {reason}"] += 1
         return Refusal(reason, terms)
+
+
+def _split(rank: int | None, share: float) -> tuple[int | None, int | None]:
+    """Ranks of bases and of differences, whose sum is twice ``rank``."""
+    if rank is None:
+        return None, None
+    base = max(1, round(share * rank))
+    return base, 2 * rank - base
 
 
 def method_of(given: str | Method) -> Method:

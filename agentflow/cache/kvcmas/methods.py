@@ -20,12 +20,15 @@ __all__ = ["METHODS", "Method", "method"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
     """``estimator`` None adds nothing. ``low_rank`` False keeps anchors in full dimension. ``derotated`` False leaves
-    keys as they are rotated at the target's positions. ``recompute`` and ``choice`` are used unless told otherwise."""
+    keys as they are rotated at the target's positions. ``base_share`` is the bases' part of the rank: with r the rank,
+    bases get ``base_share * r`` and differences ``(2 - base_share) * r``, which takes the same room for any share.
+    ``recompute`` and ``choice`` are used unless told otherwise."""
 
     title: str
     estimator: Estimator | None = None
     low_rank: bool = True
     derotated: bool = True
+    base_share: float = 1.0
     recompute: float = 0.0
     choice: Choice = "change"
 
@@ -44,7 +47,8 @@ METHODS: Mapping[str, Method] = {
     "token-id": Method(title="mean delta of the same token", estimator=TokenId()),
     "ridge": Method(title="ridge regression on principal components", estimator=Ridge()),
     "token-kernel": Method(
-        title="kernel regression token by token", estimator=TokenKernel(), recompute=0.15, choice="first"
+        title="kernel regression token by token",
+        estimator=TokenKernel(), base_share=0.75, recompute=0.15, choice="first",
     ),
 }  # fmt: skip
 
