@@ -47,7 +47,7 @@ def work_of(call: Call) -> Work:
     """What a guard is told of a call."""
     sampling, at = call.sampling, call.at
     digest = blake2b(array("q", call.token_ids).tobytes(), digest_size=16)
-    digest.update(repr(sampling).encode())
+    digest.update(repr((sampling, call.adapter, call.reuse)).encode())
     return Work(
         kind="model",
         name=at.agent or "",

@@ -19,7 +19,7 @@ from agentflow.engine.guarded import Early, done_of, early, portal_now, work_of
 from agentflow.engine.in_flight import tracked
 from agentflow.engine.workflow import WorkflowRun
 from agentflow.events import StateSuperseded
-from agentflow.runtime.guards import Guards, StartAgent
+from agentflow.runtime.guards import Guards, StartAgent, Work
 from agentflow.runtime.policies.speculation import Bet, Speculation
 
 if TYPE_CHECKING:
@@ -79,7 +79,10 @@ def _start(
 
     def give_up() -> None:
         task.cancel()
-        if bet.key:  # it was asked: what it left in the cache is of no use
+        if bet.key:  # it was asked: what it left in the cache is of no use, and what it used was used
+            work = Work(kind="model", name=effect.agent, workflow=run.workflow, agent=effect.agent, tenant=run.tenant)
+            for each in run.guards:
+                each.finished(work, bet.spent())
             with contextlib.suppress(Exception):
                 run.emit(StateSuperseded, agent=at.agent, branch=EARLY)
 
@@ -91,7 +94,7 @@ async def _ask(node: AgentNode, messages: Any, at: Coordinates, bet: Bet) -> Non
     """Make the call, apart from everything that follows what happens in the graph."""
 
     async def make(engine: Engine, call: Call) -> Completion:
-        bet.key = work_of(call).key
+        bet.key, bet.tokens = work_of(call).key, len(call.token_ids)
         with tracked(engine, call):
             completion = await engine.agenerate(call)
         if not bet.future.done():

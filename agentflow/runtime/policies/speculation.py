@@ -38,8 +38,16 @@ class Bet:
     after: int
     future: Future[Done] = field(default_factory=Future)
     key: str = ""
+    tokens: int = 0
     began: float = 0.0
     cancel: Callable[[], Any] = lambda: None
+
+    def spent(self) -> Done:
+        """What the call used, as far as is known: all of it once it is done, its prompt before."""
+        future = self.future
+        if future.done() and not future.cancelled() and future.exception() is None:
+            return future.result()
+        return Done(value=None, ok=False, prompt_tokens=self.tokens)
 
 
 class Speculation(Guard):
