@@ -57,26 +57,25 @@ class Hull:
     __slots__ = ("_chances", "_seconds", "_slopes", "_times")
 
     def __init__(self, times: Floats, seconds: Floats, chances: Floats) -> None:
-        kept: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]
+        kept_times, kept_seconds, kept_chances = [0.0], [0.0], [0.0]
         #: Slopes of the hull's edges with their sign turned, so that they ascend.
         slopes: list[float] = []
         for time, paid, chance in zip(times.tolist(), seconds.tolist(), chances.tolist(), strict=True):
-            while True:
-                _, last_paid, last_chance = kept[-1]
-                if chance <= last_chance:
-                    break
-                slope = -math.inf if paid <= last_paid else -(chance - last_chance) / (paid - last_paid)
+            while chance > (below := kept_chances[-1]):
+                before = kept_seconds[-1]
+                slope = -math.inf if paid <= before else (below - chance) / (paid - before)
                 if slopes and slope <= slopes[-1]:
-                    kept.pop()
+                    kept_times.pop()
+                    kept_seconds.pop()
+                    kept_chances.pop()
                     slopes.pop()
                     continue
-                kept.append((time, paid, chance))
+                kept_times.append(time)
+                kept_seconds.append(paid)
+                kept_chances.append(chance)
                 slopes.append(slope)
                 break
-        self._slopes = slopes
-        self._times = [k[0] for k in kept]
-        self._seconds = [k[1] for k in kept]
-        self._chances = [k[2] for k in kept]
+        self._slopes, self._times, self._seconds, self._chances = slopes, kept_times, kept_seconds, kept_chances
 
     def best(self, benefit: float, cost: float) -> tuple[float, float, float]:
         """Time, probability and gain at the first of the best points; ``benefit`` must be above 0."""
@@ -126,11 +125,12 @@ class Curve:
     @classmethod
     def empirical(cls, durations: Iterable[float]) -> Curve:
         """The empirical CDF; infinite durations (that never return) keep it below 1."""
-        ordered = np.sort(np.fromiter(durations, dtype=np.float64))
-        times, counts = np.unique(ordered, return_counts=True)
-        values = np.cumsum(counts) / max(1, len(ordered))
-        finite = np.isfinite(times)
-        return cls(times[finite], values[finite])
+        ordered = np.sort(np.array(list(durations), dtype=np.float64))
+        last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)) if len(ordered) else np.arange(0)
+        times = ordered[last]
+        values = (last + 1) / max(1, len(ordered))
+        finite = int(np.searchsorted(times, np.inf))
+        return cls(times[:finite], values[:finite])
 
     @classmethod
     def kaplan_meier(cls, durations: Sequence[float], censored: Sequence[bool]) -> Curve:
@@ -242,7 +242,7 @@ class Samples:
         if (
             self.complete == len(self._samples) and not running
         ):  # nothing is censored: both are the same, this is faster
-            return Curve.empirical(s for s, _ in self._samples)
+            return Curve.empirical([s for s, _ in self._samples])
         durations = [s for s, _ in self._samples]
         cut = [c for _, c in self._samples]
         durations += running

@@ -190,9 +190,9 @@ class ToolDurations:
         return started
 
     def _ages(self, tool: str, now: float) -> list[float]:
-        """Ages of the oldest 64 calls of the tool that are out."""
+        """Ages of the oldest 64 calls of the tool that are out; one that started just now tells nothing."""
         out = self._out.get(tool, {})
-        return [max(0.0, now - since) for _, since in zip(range(64), out.values(), strict=False)]
+        return [now - since for _, since in zip(range(64), out.values(), strict=False) if since < now]
 
 
 def _pairs(data: Any) -> list[tuple[float, float]]:
