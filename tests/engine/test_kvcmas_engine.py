@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -20,16 +20,21 @@ Part = tuple[str | None, list[int]]
 
 
 @pytest.fixture
-def fullshared(engine: EmbeddedEngine) -> Iterator[EmbeddedEngine]:
+def fullshared(engine: EmbeddedEngine) -> EmbeddedEngine:
     """The session's engine, which reuses KV of shared segments unchanged (keys moved)."""
-    configure(engine, "fullshared")
-    yield engine
-    configure(engine, None)
+    correct(engine, "fullshared")
+    return engine
 
 
-def configure(engine: EmbeddedEngine, method: str | Mapping[str, Any] | None, **more: Any) -> None:
+def correct(engine: EmbeddedEngine, method: str | Mapping[str, Any]) -> None:
+    """Choose a method for an engine that was just emptied."""
+    engine.control("configure", {"reset": False, "correction": method})
+
+
+def configure(engine: EmbeddedEngine, method: str | Mapping[str, Any]) -> None:
+    """Empty the engine and choose a method."""
     engine.configure(reset=True)  # waits until the last call has left the scheduler
-    engine.control("configure", {"policies": ["lifecycle"], "reset": True, "correction": method, **more})
+    correct(engine, method)
 
 
 def empty(engine: EmbeddedEngine) -> None:
@@ -121,15 +126,15 @@ def test_approximate_kv_is_found_again_by_those_who_opted_in(fullshared: Embedde
 
 
 def test_an_answer_is_a_source_for_who_reads_it(fullshared: EmbeddedEngine) -> None:
-    answer = fullshared.generate(call("writer", PROMPT, n=40))
+    answer = fullshared.generate(call("writer", PROMPT, n=24))
     read: list[Part] = [(None, tokens(21, 50)), ("draft", list(answer.token_ids)), (None, END)]
     done = fullshared.generate(call("reader", read))
-    assert done.usage.corrected == 39  # the last token was never run through the model
+    assert done.usage.corrected == 23  # the last token was never run through the model
     # Text that goes on otherwise is computed from where it does.
     changed = list(answer.token_ids)
-    changed[25] += 1
+    changed[18] += 1
     read = [(None, tokens(22, 50)), ("draft", changed), (None, END)]
-    assert fullshared.generate(call("critic", read)).usage.corrected == 25
+    assert fullshared.generate(call("critic", read)).usage.corrected == 18
 
 
 def test_what_cannot_be_corrected_says_why(fullshared: EmbeddedEngine) -> None:
@@ -157,7 +162,7 @@ def test_what_cannot_be_corrected_says_why(fullshared: EmbeddedEngine) -> None:
 
 
 def test_an_estimator_that_fails_costs_nothing(engine: EmbeddedEngine) -> None:
-    configure(engine, {"method": "fullshared", "faults": 1.0})
+    correct(engine, {"method": "fullshared", "faults": 1.0})
     dense = engine.generate(call("a", PROMPT))
     empty(engine)
     failed = engine.generate(call("b", PROMPT))
@@ -165,11 +170,10 @@ def test_an_estimator_that_fails_costs_nothing(engine: EmbeddedEngine) -> None:
     assert failed.usage.corrected == 0
     assert {d.reason for d in failed.decisions if d.kind == "fallback"} == {"the estimator failed: RuntimeError"}
     assert engine.stats().counters["estimates_failed"] == 2
-    configure(engine, None)
 
 
 def test_methods_are_chosen_by_name(engine: EmbeddedEngine) -> None:
-    configure(engine, "nonshared")
+    correct(engine, "nonshared")
     engine.generate(call("a", PROMPT))
     done = engine.generate(call("b", PROMPT[1:]))
     assert kinds(done) == []
@@ -183,7 +187,7 @@ def test_methods_are_chosen_by_name(engine: EmbeddedEngine) -> None:
         with pytest.raises(EngineFailure, match=said):
             engine.control("configure", {"reset": True, "correction": wrong})
     assert engine.stats().details["correction"]["method"] == "nonshared"
-    configure(engine, None)
+    engine.configure(reset=True)
     assert engine.stats().details["correction"]["method"] == "default"
 
 
@@ -198,7 +202,7 @@ def test_long_prompts_are_filled_chunk_by_chunk(fullshared: EmbeddedEngine) -> N
 
 
 def test_dense_prefills_become_anchors(engine: EmbeddedEngine) -> None:
-    configure(engine, {"method": "default", "corrector": {"min_anchors": 3}})
+    correct(engine, {"method": "default", "corrector": {"min_anchors": 3}})
     for i in range(3):
         parts: list[Part] = [("question", tokens(50 + i, 60)), (None, END)]
         workflow = f"w{i}"
@@ -212,12 +216,11 @@ def test_dense_prefills_become_anchors(engine: EmbeddedEngine) -> None:
     engine.generate(call("a", [(None, PREFIX), *parts], workflow="new"))
     done = engine.generate(call("b", [(None, GLUE), *parts], workflow="new"))
     assert 40 <= done.usage.corrected < 60
-    configure(engine, None)
 
 
 def test_corrected_calls_are_checked_when_the_engine_is_idle(engine: EmbeddedEngine) -> None:
     """Filled with the true KV there is nothing to find; with another agent's, a random model is far off."""
-    configure(engine, {"method": "fullshared", "check": 1.0})
+    correct(engine, {"method": "fullshared", "check": 1.0})
     engine.generate(call("a", PROMPT))
     empty(engine)
     engine.generate(call("b", PROMPT))
@@ -229,11 +232,10 @@ def test_corrected_calls_are_checked_when_the_engine_is_idle(engine: EmbeddedEng
     assert engine.control("check") == [{"idle": True, "problems": []}]
     configure(engine, {"method": "fullshared", "check": 1.0})
     engine.generate(call("a", PROMPT))
-    for i in range(4):
+    for i in range(2):
         engine.generate(call("b", [(None, tokens(80 + i, 60)), *PROMPT[1:]]))
-    other = checked(engine, 4)
+    other = checked(engine, 2)
     assert 1e-6 < other["kl"] < 1.0
-    configure(engine, None)
 
 
 def checked(engine: EmbeddedEngine, n: int) -> dict[str, Any]:

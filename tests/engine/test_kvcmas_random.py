@@ -50,7 +50,6 @@ def call(rng: random.Random, agent: str, slots: list[str], *, reuse: Reuse, work
 @pytest.fixture
 def starved(engine: EmbeddedEngine) -> Iterator[EmbeddedEngine]:
     """The session's engine with little memory, an estimator that fails now and then, and many checks."""
-    engine.configure(reset=True)
     correction = {"method": "fullshared", "faults": 0.45, "check": 0.2, "source_bytes": 3_000_000}
     body = {"reset": True, "correction": correction, "device_tokens": DEVICE, "host_tokens": HOST}
     engine.control("configure", body)

@@ -30,6 +30,8 @@ METHODS = ("nonshared", "fullshared", "cacheblend", "kvcomm", "unchained", "defa
 _CONTEXT_FREE = frozenset({"kvcomm", "unchained"})
 #: Tokens of each answer.
 ANSWER = 16
+#: Room for anchors, so much that full-dimension ones fit too.
+POOL_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +185,8 @@ class _Bench:
         self.rng = rng
         self.number = 0
         self.options: dict[str, Any] = {"method": method, "check_tokens": 1 << 20, "enforce": False}
+        if method != METHODS[0]:
+            self.options["corrector"] = {"pool_bytes": POOL_BYTES}
 
     async def workflow(self, tokens: int) -> list[dict[str, Any]]:
         """One workflow's calls, in order."""
@@ -214,15 +218,16 @@ class _Bench:
 
     async def call(self, name: str, prompt: _Prompt, place: int, extra: float) -> dict[str, Any]:
         reuse: Reuse = "exact" if self.method == METHODS[0] else "corrected"
-        done = await self.engine.agenerate(
-            Call(
-                token_ids=prompt.ids,
-                segments=prompt.segments,
-                at=Coordinates(workflow=name, agent=prompt.agent),
-                sampling=Sampling(max_tokens=ANSWER, forced_tokens=prompt.answer),
-                reuse=reuse,
-            )
+        asked = Call(
+            token_ids=prompt.ids,
+            segments=prompt.segments,
+            at=Coordinates(workflow=name, agent=prompt.agent),
+            sampling=Sampling(max_tokens=ANSWER, forced_tokens=prompt.answer),
+            reuse=reuse,
         )
+        async for chunk in self.engine.astream(asked):  # only a stream shows when the first token came
+            done = chunk.completion
+        assert done is not None
         terms: Mapping[str, float] = next((d.terms for d in done.decisions if d.kind == "correct"), {})
         return {
             "method": self.method,
