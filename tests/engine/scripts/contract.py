@@ -137,6 +137,55 @@ def check_cpu_attention() -> None:
         assert torch.allclose(wanted, found, atol=1e-5), (wanted - found).abs().max()
 
 
+def check_correction_obstacles() -> None:
+    """What cannot be corrected is known by its reason."""
+    import types
+
+    import torch
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+    from sglang.srt.server_args import ServerArgs
+
+    from agentflow.engine.sglang.correction.pool import obstacle
+
+    llama = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 128}
+    arguments = {
+        "tp_size": 1, "pp_size": 1, "enable_dp_attention": False, "hicache_storage_backend": None,
+        "speculative_algorithm": None, "disaggregation_mode": "null", "enable_mixed_chunk": False,
+    }  # fmt: skip
+    known = parameters(ServerArgs) | set(getattr(ServerArgs, "__struct_fields__", ()))
+    assert arguments.keys() <= known, arguments.keys() - known
+
+    def reason(
+        *, page: int = 1, backend: str = "triton", kind: Any = MHATokenToKVPool, config: Any = (), **more: Any
+    ) -> Any:
+        pool = object.__new__(kind)
+        pool.dtype = pool.store_dtype = torch.float32
+        if more.pop("quantised", False):
+            pool.store_dtype = torch.uint8
+        space = types.SimpleNamespace
+        return obstacle(
+            space(
+                server_args=space(**{**arguments, **more}),
+                page_size=page,
+                token_to_kv_pool_allocator=space(get_kvcache=lambda: pool),
+                tp_worker=space(model_runner=space(prefill_attention_backend_str=backend)),
+                model_config=space(hf_config={**llama, **dict(config)}),
+            )
+        )
+
+    assert reason() is None
+    assert reason(backend="torch_native") is None
+    assert reason(tp_size=2) == "tensor parallelism"
+    assert reason(page=16) == "pages of more than one token"
+    assert reason(backend="flashinfer") == "the attention backend flashinfer"
+    assert reason(hicache_storage_backend="file") == "a storage tier below the host"
+    assert reason(speculative_algorithm="EAGLE") == "speculative decoding"
+    assert "MLATokenToKVPool" in reason(kind=MLATokenToKVPool)
+    assert "uint8" in reason(quantised=True)
+    assert "sliding window" in reason(config={"sliding_window": 64, "model_type": "mistral"})
+    assert "rotary" in reason(config={"model_type": "unheard_of"})
+
+
 def check_correction_pool_and_tree() -> None:
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchResult
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool

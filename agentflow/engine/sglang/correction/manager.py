@@ -162,6 +162,8 @@ class Corrections:
             if self.corrector is None or plain or wish.agent == CONTEXT_FREE:
                 return
             wish.plan = self._plan(req, wish, first)
+            if req.retracted_stain:
+                self._count("corrected_again")
         wish.cursor = end
         parts = wish.plan.within(first, end)
         if not parts:
