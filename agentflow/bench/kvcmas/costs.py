@@ -26,7 +26,7 @@ _METHODS = ("none", "kvcomm", "segment", "token-id", "ridge", "token-kernel")
 def measure_costs(
     model: DenseModel, items: Sequence[Item], say: Callable[[str], None], *, anchors: int = 10, repeats: int = 3
 ) -> dict[str, Any]:
-    """Seconds (medians of ``repeats``) and bytes. ``items`` give the text: at least 2048 tokens of it.
+    """Processor seconds (medians of ``repeats``; other programs do not count) and bytes. ``items`` give the text.
 
     Every method has ``anchors`` anchors of 512 tokens. ``estimate`` is what a request waits for; ``anchor`` (its
     decomposition) and ``fit`` happen later.
@@ -85,7 +85,7 @@ def measure_costs(
 def _seconds(what: Callable[[], Any], repeats: int) -> float:
     taken = []
     for _ in range(repeats):
-        began = time.perf_counter()
+        began = time.process_time()
         what()
-        taken.append(time.perf_counter() - began)
+        taken.append(time.process_time() - began)
     return median(taken)

@@ -148,7 +148,7 @@ def _measured(data: Mapping[str, Any]) -> Iterator[Shown]:
 def _costs(costs: Mapping[str, Any]) -> Iterator[Shown]:
     dense = costs["dense"]
     yield Shown(
-        f"Time for a segment of {costs['tokens']} tokens, 10 anchors of as many; dense prefill {1000 * dense:.0f} ms",
+        f"Processor time of {costs['tokens']} tokens, 10 anchors of as many; dense prefill {1000 * dense:.0f} ms",
         ("method", "estimate ms", "+ 15 % recomputed ms", "of dense", "later: per anchor ms", "per fit ms"),
         [
             (
