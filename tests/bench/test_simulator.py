@@ -438,6 +438,9 @@ def loads(seed: int, workflows: int = 12, calls: int = 6) -> Trace:
 
 POLICIES: list[PolicySpec] = ["lru", "lifecycle", "continuum", "ttl", "belady", f"{HERE}:FetchAll"]
 POLICIES += [n for n in policy_names() if n.startswith(("kvflow", "pbkv"))]
+#: Holding calls back for the slightest reason, computing anchors ahead at any price, and other orders.
+POLICIES += ["fairness", "shaping", {"name": "admission", "high": 0.3, "low": 0.1}]
+POLICIES += [{"name": "cachesage", "weight": w, "budget": 100.0} for w in (0.0, 4.0)]
 #: Prefetching for the slightest reason, and on wrong forecasts.
 POLICIES += [
     {"name": n, "noise": noise, "threshold": 0.01} for n in ("pbkv", "pbkv-aggressive") for noise in (0.0, 0.5)
@@ -485,7 +488,7 @@ def test_every_slot_is_accounted_for_after_every_step(seed, policy, pool, host):
     assert len(result.calls) == simulation.trace.calls
     assert all(c.output_tokens >= 1 for c in result.calls if c.outcome == "done")
     for engine in simulation.engines:
-        engine._settle_transfers(float("inf"))
+        engine._transfers.settle(float("inf"))
         assert engine.tree.protected == 0
         assert not engine.waiting
         assert not engine.running
