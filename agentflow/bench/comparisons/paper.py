@@ -75,6 +75,10 @@ def pbkv_places(options: Options) -> list[Place]:
         *places,
         Place(load=arriving, pressures=asked),
         Place(
+            load=replace(arriving, name="swebench, arriving faster", workflows=arriving.workflows * 5 // 4, rate=0.06),
+            pressures=asked[-1:],
+        ),
+        Place(
             load=replace(arriving, name="swebench, arriving, on 32B", rate=0.04), pressures=asked[-2:],
             model="qwen3-32b", gpus=2,
         ),
