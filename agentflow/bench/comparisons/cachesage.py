@@ -62,9 +62,10 @@ def _on_engine(options: Options) -> Results:
 
 
 def _loads(options: Options, *, scale: float) -> list[Load]:
-    number = options.pick(tiny=4, quick=20, standard=100 if options.mode == "simulated" else 24)
+    on_engine = options.mode == "engine"
+    number = options.pick(tiny=4, quick=8 if on_engine else 20, standard=16 if on_engine else 100)
     teams = options.pick(tiny=TEAMS[:1], quick=TEAMS, standard=TEAMS)
-    tools = 1.0 if options.mode == "simulated" else 0.1
+    tools = 0.02 if on_engine else 1.0
     return [
         Load(
             name=name, kind=f"team-{name}", workflows=number, concurrency=AT_ONCE[0], scale=scale, tool_scale=tools,
