@@ -232,7 +232,7 @@ def test_the_experiment_runs(model: Any, folder: Path) -> None:
     unrelated = [r["values/delta"] for r in rows["repeats"] if r["anchor"] == "unrelated"]
     assert max(exact) < min(unrelated)
     costs = measure_costs(model, items, heard.append, anchors=2, repeats=1)
-    assert costs["anchor_bytes"]["full"] == costs["anchor_bytes"]["low_rank"]  # 32 features: nothing to truncate
+    assert costs["anchor_bytes"]["full"] > costs["anchor_bytes"]["low_rank"]
     assert {m["method"] for m in costs["methods"]} >= {"none", "segment", "token-kernel"}
     data = {"tables": tables(rows), "costs": costs, "claims": claims(rows, costs)}
     text = "\n".join(t.markdown() for t in shown(json.loads(json.dumps(data))))
