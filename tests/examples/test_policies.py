@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from agentflow.cache.policy import PolicySpec
+from agentflow.engine.base import Call
 from agentflow.engine.embedded import EmbeddedEngine
 from agentflow.engine.scripted import ScriptedEngine, tool_call
+from examples.hover.agents import DONE
 from examples.hover.data import load_claims, load_passages
 from examples.hover.retrieval import Index
-from examples.hover.run import check_claims, oracle_engine
+from examples.hover.run import check_claims
 from examples.swebench.instance import load_own
 from examples.swebench.run import Limits, agents_solver, predict
 from tests.examples.test_reuse import Directed
@@ -26,8 +28,24 @@ NINE: list[PolicySpec] = [
 
 
 def hover(engine: EmbeddedEngine) -> Any:
+    """Answers depend on the prompt alone, as a model's do: a call that is made early asks nothing of its turn."""
     claims = [c for c in load_claims() if len(c.titles) >= 2][:4]
-    directed = Directed(engine, oracle_engine(claims))
+    by_workflow = {f"hover-{c.uid}": c for c in claims}
+
+    def title(call: Call) -> str | None:
+        read = engine.tokenizer.decode(call.token_ids).count("- Read about ")
+        titles = by_workflow[str(call.at.workflow)].titles
+        return titles[read] if read < len(titles) else None
+
+    script = ScriptedEngine(
+        {
+            "plan": lambda call: "Look it up.",
+            "query": lambda call: title(call) or DONE,
+            "note": lambda call: f"Read about {title(call)}.",
+            "verify": lambda call: f'{{"label": "{by_workflow[str(call.at.workflow)].label}"}}',
+        }
+    )
+    directed = Directed(engine, script)
     directed.guards = engine.guards
     made = asyncio.run(check_claims(claims, directed, Index(load_passages()), concurrency=2))
     assert not made.errors
