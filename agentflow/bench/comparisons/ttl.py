@@ -43,8 +43,8 @@ def run(options: Options) -> Results:
     if options.mode == "engine":
         return _on_engine(options, options.repetitions or options.pick(tiny=1, quick=1, standard=5))
     runs: list[Run] = []
-    intensities = options.pick(tiny=(1.0,), quick=(0.5, 0.9), standard=(0.4, 0.7, 0.9, 1.1))
-    with_host = options.pick(tiny=1.0, quick=0.9, standard=0.9)
+    intensities = options.pick(tiny=(1.0,), quick=(0.5, 1.1), standard=(0.4, 0.8, 1.1, 1.3))
+    with_host = options.pick(tiny=1.0, quick=1.1, standard=1.1)
     contenders = named(POLICIES)
     loads = _loads(options)
     for load in loads:
