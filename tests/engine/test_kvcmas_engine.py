@@ -40,7 +40,15 @@ def configure(engine: EmbeddedEngine, method: str | Mapping[str, Any]) -> None:
 def empty(engine: EmbeddedEngine) -> None:
     """Empty the radix cache; sources that corrections start from stay."""
     before = engine.stats().details["correction"]["sources"]
-    engine.control("flush", {})
+    deadline = time.monotonic() + 20
+    while True:  # the last call may not have left the scheduler yet
+        try:
+            engine.control("flush", {})
+            break
+        except EngineFailure as error:
+            assert "is busy" in str(error)
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
     assert engine.stats().details["correction"]["sources"] == before
 
 

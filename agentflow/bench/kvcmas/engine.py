@@ -20,6 +20,7 @@ from agentflow.bench.kvcmas.data import AGENTS, Agent, load_items
 from agentflow.bench.kvcmas.summarise import summarise
 from agentflow.engine.base import Call, Coordinates, Engine, Reuse, Sampling, Segment
 from agentflow.engine.embedded import EmbeddedEngine
+from agentflow.errors import EngineFailure
 from agentflow.events import WorkflowEnded
 
 __all__ = ["METHODS", "QUICK", "STANDARD", "Load", "Size", "run_engine_bench"]
@@ -165,12 +166,12 @@ async def _method(
         await bench.settled()
     for load in size.loads * size.repetitions:
         say(f"{method}: documents of {load.tokens} tokens, {_pace(load)}")
-        await engine.acontrol("flush", {})
+        await bench.empty()
         rows += await bench.load(load)
     if method != METHODS[0]:
         for tokens in dict.fromkeys(load.tokens for load in size.loads):
             say(f"{method}: quality at {tokens} tokens")
-            await engine.acontrol("flush", {})
+            await bench.empty()
             rows.append(await bench.quality(tokens, size.checked))
     return rows
 
@@ -268,6 +269,18 @@ class _Bench:
         await self.check(0.0)
         kept = {k: found[k] for k in ("checks", "kl", "agreement")}
         return {"kind": "quality", "method": self.method, "tokens": tokens, **kept}
+
+    async def empty(self) -> None:
+        """Empty the radix cache, once the last call has left the scheduler."""
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                await self.engine.acontrol("flush", {})
+                return
+            except EngineFailure as error:
+                if "is busy" not in str(error) or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.1)
 
     async def check(self, share: float) -> None:
         await self.engine.acontrol("configure", {"reset": False, "correction": {**self.options, "check": share}})
