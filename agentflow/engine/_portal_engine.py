@@ -138,10 +138,11 @@ class PortalEngine(Engine):
 
     def _take(self, policies: Sequence[PolicySpec] | None) -> list[PolicySpec] | None:
         """Of the policies wanted those that the engine drives; None leaves them as they are."""
+        if policies is not None:
+            check_policies(policies)
         self._check_usable()
         if policies is None:
             return None
-        check_policies(policies)
         mine, framework = split_policies(policies)
         return mine if mine or not framework else None
 

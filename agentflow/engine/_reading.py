@@ -39,19 +39,21 @@ class Reading:
         self._text += text
         self.ids += ids
         now = time.perf_counter() - self._begun
+        came_at_once = not self._first
         if self.ids:
             self._first = self._first or now
         if meta["finish_reason"] is None:
             return Chunk(text=text, token_ids=tuple(ids))
         self.done = True
         reply = wire.reply_of(meta)
+        first = reply.first_seconds or self._first if came_at_once else self._first
         completion = Completion(
             request_id=self._call.request_id,
             text=self._text,
             token_ids=tuple(self.ids),
             finish=finish_of(meta),
             usage=usage_of(meta),
-            timings=Timings(queue=reply.queue_seconds, first_token=self._first, total=now),
+            timings=Timings(queue=reply.queue_seconds, first_token=first, total=now),
             decisions=reply.decisions,
             model=self._model,
         )

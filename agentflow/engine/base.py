@@ -184,7 +184,8 @@ class Usage:
 class Timings:
     """Seconds of a call as its caller saw them: to the first token, and in all. 0.0 where not known.
 
-    ``queue`` is the time before the engine began to work on it, as the engine reports it.
+    Of a call that was not streamed the engine reports when its first token was there. ``queue`` is the time before the
+    engine began to work on it, as the engine reports it.
     """
 
     queue: float = 0.0

@@ -223,6 +223,8 @@ class EmbeddedEngine(PortalEngine):
                         continue
                     done = True
                     reply = wire.reply_of(meta)
+                    if not stream:  # all of it came at once: only the engine knows when the first token was there
+                        first = reply.first_seconds or first
                     completion = Completion(
                         request_id=call.request_id,
                         text="".join(text),

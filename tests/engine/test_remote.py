@@ -98,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/agentflow/events":
             self.server.batches.append(json.loads(body["batch"]))
             self.json({"replies": [{}]})
-        elif self.path == "/agentflow/configure" and body["policies"] == ["nonsense"]:
+        elif self.path == "/agentflow/configure" and body["policies"] == ["no.such:Policy"]:
             self.json({"error": "the engine refused 'configure': unknown policy"}, status=409)
         elif self.path == "/agentflow/decisions":
             decision = {"seq": 3, "time": 1.0, "kind": "evict", "policy": "lru", "reason": "old"}
@@ -547,6 +547,8 @@ async def test_statistics_decisions_and_policies(server: Server, remote: RemoteE
     assert remote.decisions(since=3) == []
     remote.configure(policies=["lru"])
     with pytest.raises(EngineFailure, match="unknown policy"):
+        await remote.aconfigure(policies=["no.such:Policy"])
+    with pytest.raises(UsageError, match="unknown policy 'nonsense'; known: "):
         await remote.aconfigure(policies=["nonsense"])
 
 
@@ -575,4 +577,4 @@ async def test_policies_given_as_one_text_are_refused_in_words() -> None:
     with pytest.raises(UsageError, match=r"write \['lru'\]"):
         RemoteEngine.__new__(RemoteEngine).configure(policies="lru")
     with pytest.raises(UsageError, match=r"write \['lru'\]"):
-        await EmbeddedEngine.__new__(EmbeddedEngine)._configure("lru", False)
+        await EmbeddedEngine.__new__(EmbeddedEngine).aconfigure(policies="lru")

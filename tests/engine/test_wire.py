@@ -72,8 +72,8 @@ def test_decisions_come_back_from_meta_info() -> None:
         seq=4, time=1.5, kind="evict", policy="lifecycle", reason="retired", tokens=7, node=3, workflows=("w",),
         agents=("a",), request="r", terms={"active": 0.0}, outcome="regretted",
     )  # fmt: skip
-    meta = {"agentflow": [None, None, wire.reply([decision], queue_seconds=0.25)]}
-    assert wire.reply_of(meta) == ((decision,), 0.25)
+    meta = {"agentflow": [None, None, wire.reply([decision], queue_seconds=0.25, first_seconds=0.5)]}
+    assert wire.reply_of(meta) == ((decision,), 0.25, 0.5)
 
 
 @given(JSON)

@@ -232,7 +232,10 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         if tokens:
             # One entry per output token is what SGLang carries; ours rides on the last.
             info: dict[str, list[Any]] = req.customized_info or {}
-            said = wire.reply(mine[-DECISIONS_PER_REQUEST:], queue_seconds=_waited(req))
+            corrected = [d for d in mine if d.kind == "correct"]  # what the call's usage is made of
+            others = [d for d in mine if d.kind != "correct"]
+            times = {"queue_seconds": _waited(req), "first_seconds": _first_token(req)}
+            said = wire.reply([*corrected, *others[-DECISIONS_PER_REQUEST:]], **times)
             info[wire.META_KEY] = [None] * (tokens - 1) + [said]
             req.customized_info = info
 
@@ -250,6 +253,14 @@ class AgentRequest:
         self.first_seq = first_seq
         self.arrived = arrived
         self.left = False
+
+
+def _first_token(req: Any) -> float:
+    """Seconds from the request's arrival in the queue until its prompt was computed; 0.0 where not known."""
+    times = req.time_stats
+    if not times.prefill_finished_time or not times.wait_queue_entry_time:
+        return 0.0
+    return max(0.0, float(times.prefill_finished_time - times.wait_queue_entry_time))
 
 
 def _waited(req: Any) -> float:

@@ -43,10 +43,12 @@ class CallHint:
 
 
 class Reply(NamedTuple):
-    """What the scheduler says of a finished request: its decisions, and how long the request waited to run first."""
+    """What the scheduler says of a finished request: its decisions, how long it waited to run first, and how long
+    after it came its first token was there. 0.0 where not known."""
 
     decisions: tuple[Decision, ...] = ()
     queue_seconds: float = 0.0
+    first_seconds: float = 0.0
 
 
 def hints(call: Call, events: Sequence[Event]) -> dict[str, Any]:
@@ -91,9 +93,10 @@ def read_hints(actions: Sequence[tuple[str, Any]], *, prompt_tokens: int) -> tup
     return hint, events, refused
 
 
-def reply(decisions: Sequence[Decision], *, queue_seconds: float = 0.0) -> str:
+def reply(decisions: Sequence[Decision], *, queue_seconds: float = 0.0, first_seconds: float = 0.0) -> str:
     """What the scheduler sends back with a finished request."""
-    said = {"decisions": [d.to_json() for d in decisions], "queue": round(queue_seconds, 6)}
+    times = {"queue": round(queue_seconds, 6), "first": round(first_seconds, 6)}
+    said = {"decisions": [d.to_json() for d in decisions], **times}
     return json.dumps(said, separators=(",", ":"))
 
 
@@ -106,7 +109,8 @@ def reply_of(meta_info: Mapping[str, Any]) -> Reply:
         return Reply()
     try:
         said = json.loads(raw)
-        return Reply(tuple(Decision.from_json(d) for d in said["decisions"]), float(said["queue"]))
+        decisions = tuple(Decision.from_json(d) for d in said["decisions"])
+        return Reply(decisions, float(said["queue"]), float(said["first"]))
     except (ValueError, KeyError, TypeError, AttributeError):
         return Reply()
 
