@@ -22,6 +22,7 @@ from agentflow.errors import (
     EngineTimeout,
     PromptTooLong,
     RealEngineForbidden,
+    UsageError,
 )
 from agentflow.events import WorkflowEnded, WorkflowStarted
 
@@ -265,8 +266,10 @@ def test_policies_change_without_a_restart(engine: EmbeddedEngine) -> None:
     stats = engine.stats()
     assert stats.policy == "lru"
     assert stats.device_free == stats.device_total == 4096
-    with pytest.raises(EngineFailure, match="nonsense"):
+    with pytest.raises(UsageError, match="nonsense"):
         engine.configure(policies=["nonsense"])
+    with pytest.raises(EngineFailure, match=r"no\.such"):
+        engine.configure(policies=["no.such:Policy"])
     assert engine.stats().policy == "lru"
     assert engine.policies == ("lru",)
 

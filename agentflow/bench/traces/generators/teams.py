@@ -86,7 +86,7 @@ class _Team:
             self.cut = True
             return
         tools: tuple[TraceTool, ...] = ()
-        if tool is not None:
+        if tool is not None and self.last:  # nobody has called one before the first answer
             tools = (TraceTool(name=tool, duration=draw(self.rng, m.SHELL_SECONDS) * self.plan.tool_scale),)
         tokens = count(self.rng, answer, scale=self.plan.scale)
         call = self.flow.call(agent, context, tokens, after=self.last, tools=tools)
