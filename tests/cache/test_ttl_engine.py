@@ -1,5 +1,6 @@
 """Every policy inside the real SGLang, and ttl under a pool that is too small for what it pins."""
 
+import asyncio
 import random
 import time
 from collections.abc import Iterator
@@ -135,4 +136,85 @@ def test_with_every_program_pinned_and_every_tool_hung_all_calls_go_on(limited: 
     evicted = [d.workflows[0] for d in limited.decisions() if d.kind == "evict" and d.workflows]
     assert evicted
     assert evicted[0] != "w0"
+    healthy(limited)
+
+
+def policy_stats(engine: EmbeddedEngine) -> dict[str, float]:
+    return dict(next(iter(engine.stats().details["policies"].values())))
+
+
+def until(engine: EmbeddedEngine, name: str, value: float) -> None:
+    """Wait until a count of the policy has that value."""
+    deadline = time.monotonic() + 20.0
+    while (found := policy_stats(engine))[name] != value:
+        assert time.monotonic() < deadline, found
+        ask(engine, "other", prompt(7, 8))  # the scheduler looks at its policies when it has something to do
+
+
+def until_running(engine: EmbeddedEngine, something: bool) -> None:
+    """Wait until some call runs, or none."""
+    deadline = time.monotonic() + 20.0
+    while bool(engine.stats().running) is not something:
+        assert time.monotonic() < deadline
+
+
+def test_a_tool_that_returns_after_its_pin_ran_out_is_served_like_any_other(limited: EmbeddedEngine) -> None:
+    configure(limited, {"name": "continuum-preview", "pin_seconds": 0.05})
+    ask(limited, "agent", prompt(1))
+    tool(limited, "agent", "ls")
+    until(limited, "pins", 0.0)
+    tool_done(limited, "agent", "ls", 0.051)
+    assert len(ask(limited, "agent", prompt(1)).token_ids) == 4
+    found = policy_stats(limited)
+    assert found["expired"] == 1.0
+    assert found["returned_to_none"] == 1.0
+    healthy(limited)
+
+
+def test_a_workflow_cancelled_while_its_tool_runs_leaves_no_pin(limited: EmbeddedEngine) -> None:
+    configure(limited, PIN)
+    for w in range(3):
+        ask(limited, f"w{w}", prompt(w))
+        tool(limited, f"w{w}", "hung")
+    assert policy_stats(limited)["pins"] == 3.0
+    for w in range(3):
+        limited.emit(WorkflowEnded(workflow=f"w{w}", seq=1_000, time=time.time(), outcome="cancelled"))
+        tool_done(limited, f"w{w}", "hung", 1.0)
+    found = policy_stats(limited)
+    assert [found[n] for n in ("pins", "pinned_tokens", "programs", "tools_running")] == [0.0] * 4
+    healthy(limited)
+
+
+async def test_a_call_cancelled_while_its_pin_is_held_gives_both_back(limited: EmbeddedEngine) -> None:
+    configure(limited, PIN)
+    ask(limited, "w", prompt(1))
+    tool(limited, "w", "ls")
+    call = Call(
+        token_ids=prompt(1), at=Coordinates(workflow="w", agent="a"), sampling=Sampling(max_tokens=800, ignore_eos=True)
+    )
+    running = asyncio.ensure_future(limited.agenerate(call))
+    await asyncio.to_thread(until_running, limited, True)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    limited.emit(WorkflowEnded(workflow="w", seq=1_000, time=time.time(), outcome="cancelled"))
+    limited.flush()
+    await asyncio.to_thread(until_running, limited, False)
+    assert policy_stats(limited)["pins"] == 0.0
+    healthy(limited)
+
+
+@pytest.mark.slow
+def test_ten_thousand_workflows_leave_bounded_state(limited: EmbeddedEngine) -> None:
+    configure(limited, "ttl")
+    ask(limited, "first", prompt(1))
+    for w in range(12_000):
+        limited.emit(ToolStarted(workflow=f"w{w}", agent="a", tool=f"tool{w % 700}", call_id="t", time=time.time()))
+    limited.flush()
+    details = limited.stats().details
+    assert details["workflows_known"] <= 10_000
+    found = details["policies"]["ttl"]
+    assert found["tools_running"] <= 8_192
+    assert found["programs"] <= 10_000
+    assert len(ask(limited, "w11999", prompt(2)).token_ids) == 4
     healthy(limited)
