@@ -18,16 +18,24 @@ _KV_HEADS = 2
 
 
 def write_random_llama(
-    folder: Path, tokenizer: Path, *, layers: int, hidden_size: int, context_length: int, seed: int
+    folder: Path,
+    tokenizer: Path,
+    *,
+    layers: int,
+    hidden_size: int,
+    context_length: int,
+    seed: int,
+    vocab_size: int | None = None,
 ) -> None:
-    """Write the model into ``folder``, with the tokenizer files of the folder ``tokenizer``.
+    """Write the model into ``folder``, with the tokenizer files of the folder ``tokenizer``, whose vocabulary it has
+    where ``vocab_size`` is None.
 
     Weights are scaled so that every layer changes the hidden state about as much as it carries on: an answer
     then depends on the whole prompt, and wrong KV shows up as a different text.
     """
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(tokenizer / name, folder / name)
-    vocab = len(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])
+    vocab = vocab_size or len(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])
     rng = np.random.default_rng(seed)
     head = hidden_size // _HEADS
     inner = 2 * hidden_size

@@ -70,14 +70,24 @@ def resolve_model(model: str | os.PathLike[str] | None = None, *, on_progress: P
     return _folder(name, _downloaded(name, say))
 
 
-def random_model(*, layers: int = 2, hidden_size: int = 64, context_length: int = 8192, seed: int = 0) -> ModelFolder:
+def random_model(
+    *,
+    layers: int = 2,
+    hidden_size: int = 64,
+    context_length: int = 8192,
+    seed: int = 0,
+    vocab_size: int | None = None,
+) -> ModelFolder:
     """A Llama with random weights and the default model's tokenizer, made once and kept in the cache folder.
 
     It answers nonsense, the same each time, within milliseconds: for tests and benchmarks in which text does
-    not matter. ``hidden_size`` must be a multiple of 64 (four heads of 16 or more).
+    not matter. ``hidden_size`` must be a multiple of 64 (four heads of 16 or more). With a ``vocab_size`` the model
+    knows only the tokenizer's first so many ids, and is for calls by token ids: of a small model with a whole
+    vocabulary the head takes most of a decode step, which is not so in a large one.
     """
     gguf = _default_gguf()
-    name = f"random-llama-{layers}x{hidden_size}-{context_length}-{seed}"
+    words = "" if vocab_size is None else f"-{vocab_size}"
+    name = f"random-llama-{layers}x{hidden_size}-{context_length}-{seed}{words}"
 
     def make_tokenizer(folder: Path) -> None:
         from agentflow.engine._gguf import write_tokenizer
@@ -89,8 +99,9 @@ def random_model(*, layers: int = 2, hidden_size: int = 64, context_length: int 
 
         tokenizer = _made(_TOKENIZER, _GGUF_SHA256, make_tokenizer, lambda _phase: None)
         write_random_llama(
-            folder, tokenizer, layers=layers, hidden_size=hidden_size, context_length=context_length, seed=seed
-        )
+            folder, tokenizer, layers=layers, hidden_size=hidden_size, context_length=context_length, seed=seed,
+            vocab_size=vocab_size,
+        )  # fmt: skip
 
     return _folder(name, _made(name, _GGUF_SHA256, make, lambda _phase: None))
 

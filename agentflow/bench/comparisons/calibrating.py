@@ -6,15 +6,38 @@ import asyncio
 import random
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentflow.bench.simulator import CalibratedCost, DecodeSample, Prefill, PrefillSample
 from agentflow.engine.base import Call, Completion, Engine, Sampling
 
-__all__ = ["calibrate"]
+__all__ = ["Passes", "calibrate", "measure_passes"]
+
+#: Tokens of a short prompt.
+_SHORT = 96
 
 
-def calibrate(
+class Passes(NamedTuple):
+    """Measured passes of an engine."""
+
+    prefills: tuple[PrefillSample, ...]
+    decodes: tuple[DecodeSample, ...]
+
+    def and_later(self, others: Passes) -> Passes:
+        """With what was measured at another moment: an engine's pace changes with what else its machine does."""
+        return Passes(self.prefills + others.prefills, self.decodes + others.decodes)
+
+    def fit(self) -> CalibratedCost:
+        """The cost model that fits them."""
+        return CalibratedCost.fit(self.prefills, self.decodes)
+
+
+def calibrate(engine: Engine, **settings: Any) -> CalibratedCost:
+    """A cost model of this engine as it is now; ``settings`` as for :func:`measure_passes`."""
+    return measure_passes(engine, **settings).fit()
+
+
+def measure_passes(
     engine: Engine,
     *,
     lengths: Sequence[int] = (64, 256, 768),
@@ -22,15 +45,17 @@ def calibrate(
     steps: int = 24,
     rounds: int = 3,
     seed: int = 0,
-) -> CalibratedCost:
-    """A cost model of this engine as it is now, from forced calls of a few seconds in all.
+) -> Passes:
+    """Passes measured by forced calls of a few seconds in all.
 
-    A call of one token is a prefill; the rest of a longer one are decode steps. What the way to the scheduler and back
-    costs is in the passes' fixed part, as it is when an engine is used. The pool must hold the largest of ``lengths``
-    and the largest batch of short calls; ``rounds`` measurements of each kind are taken and the median counts.
+    The time to a first token is a prefill; the rest of a longer answer are decode steps, of batches of short calls
+    and of one call with the longest context. What the way to the scheduler costs is in the passes' fixed part, as it
+    is when an engine is used. The pool must hold the largest of ``lengths`` and the largest batch of short calls;
+    ``rounds`` measurements of each kind are taken and the median counts.
     """
     rng = random.Random(seed)
-    asyncio.run(_batch(engine, [_ids(rng, 32)], 4))  # what happens only once
+    for _ in range(3):  # what happens only once
+        asyncio.run(_batch(engine, [_ids(rng, 32)], 4))
     prefills: list[PrefillSample] = []
     decodes: list[DecodeSample] = []
     for length in lengths:
@@ -38,25 +63,25 @@ def calibrate(
         for _ in range(rounds):
             begin = _ids(rng, length)
             (first,) = asyncio.run(_batch(engine, [begin], 1))
-            seconds.append(first.timings.total)
+            seconds.append(first.timings.first_token)
             (second,) = asyncio.run(_batch(engine, [begin + _ids(rng, 64)], 1))
-            again.append((second.usage.cached_device, second.timings.total))
+            again.append((second.usage.cached_device, second.timings.first_token))
         prefills.append(PrefillSample((Prefill(length, 0),), statistics.median(seconds)))
         cached = round(statistics.median(a[0] for a in again))
         prefills.append(PrefillSample((Prefill(length + 64 - cached, cached),), statistics.median(a[1] for a in again)))
-    for batch in batches:
+    for batch, context in (*((size, _SHORT) for size in batches), (1, max(lengths))):
         firsts, passes = [], []
         for _ in range(rounds):
             short, long = (
-                max(c.timings.total for c in asyncio.run(_batch(engine, [_ids(rng, 96) for _ in range(batch)], answer)))
-                for answer in (1, steps)
+                asyncio.run(_batch(engine, [_ids(rng, context) for _ in range(batch)], answer)) for answer in (1, steps)
             )
-            firsts.append(short)
-            passes.append(long - short)
-        decodes.append(DecodeSample(batch, batch * 97, max(1e-6, statistics.median(passes)), steps - 1))
+            firsts.append(max(c.timings.first_token for c in short))
+            passes.append(max(c.timings.total for c in long) - max(c.timings.total for c in short))
+        seconds_left = max(1e-6, statistics.median(passes))
+        decodes.append(DecodeSample(batch, batch * (context + 1), seconds_left, steps - 1))
         if batch > 1:
-            prefills.append(PrefillSample((Prefill(96, 0),) * batch, statistics.median(firsts)))
-    return CalibratedCost.fit(prefills, decodes)
+            prefills.append(PrefillSample((Prefill(context, 0),) * batch, statistics.median(firsts)))
+    return Passes(tuple(prefills), tuple(decodes))
 
 
 async def _batch(engine: Engine, prompts: Sequence[Sequence[int]], answer: int) -> list[Completion]:

@@ -81,7 +81,7 @@ def check_correction_hooks() -> None:
     from agentflow.engine.sglang import cpu_attention
     from agentflow.engine.sglang.correction import hooks
 
-    for target in {*hooks.hooks(), cpu_attention.TARGET}:
+    for target in {*hooks.hooks(), cpu_attention.EXTEND, cpu_attention.DECODE}:
         assert callable(pkgutil.resolve_name(target)), target
 
 
@@ -135,6 +135,29 @@ def check_cpu_attention() -> None:
         wanted = original(None, query, torch.empty_like(query), *given, **more)
         found = extend_attention(original, None, query, torch.empty_like(query), *given, **more)
         assert torch.allclose(wanted, found, atol=1e-5), (wanted - found).abs().max()
+
+
+def check_cpu_decode_attention() -> None:
+    """Ours gives bit for bit what SGLang's own gives."""
+    import torch
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+
+    from agentflow.engine.sglang.cpu_attention import decode_attention
+
+    torch.manual_seed(0)
+    keys, values = torch.randn(400, 2, 16), torch.randn(400, 2, 16)
+    table = torch.randperm(400).reshape(4, 100).int()
+    requests, lengths = torch.tensor([2, 0, 3]), torch.tensor([100, 1, 37])
+    query = torch.randn(3, 4, 16)
+    original = getattr(TorchNativeAttnBackend._run_sdpa_forward_decode, "__wrapped__", None)
+    original = original or TorchNativeAttnBackend._run_sdpa_forward_decode
+    given = (keys, values, table, requests, lengths, None)
+    more: dict[str, Any] = {"scaling": 0.25, "enable_gqa": True, "causal": False}
+    wanted = original(None, query, torch.empty_like(query), *given, **more)
+    assert torch.equal(wanted, decode_attention(original, None, query, torch.empty_like(query), *given, **more))
+    assert list(inspect.signature(original).parameters)[1:9] == [
+        "query", "output", "k_cache", "v_cache", "req_to_token", "req_pool_indices", "seq_lens", "encoder_lens",
+    ]  # fmt: skip
 
 
 def check_correction_obstacles() -> None:
