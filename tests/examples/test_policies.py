@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentflow.bench.directed import Directed
 from agentflow.cache.policy import PolicySpec
 from agentflow.engine.base import Call
 from agentflow.engine.embedded import EmbeddedEngine
@@ -18,7 +19,6 @@ from examples.hover.retrieval import Index
 from examples.hover.run import check_claims
 from examples.swebench.instance import load_own
 from examples.swebench.run import Limits, agents_solver, predict
-from tests.examples.test_reuse import Directed
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

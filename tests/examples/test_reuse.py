@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from dataclasses import replace
 from itertools import takewhile
 
-from agentflow.bench.traces.record import TraceRecorder
+from agentflow.bench.directed import Directed
 from agentflow.cli._demo_graph import TASKS
 from agentflow.cli._demo_graph import build_graph as demo_graph
-from agentflow.engine.base import Call, Completion, Sampling
+from agentflow.engine.base import Call, Completion
 from agentflow.engine.embedded import EmbeddedEngine
 from agentflow.engine.scripted import ScriptedEngine, tool_call
 from examples.hover.data import load_claims, load_passages
@@ -20,21 +19,15 @@ from examples.swebench.instance import load_own
 from examples.swebench.run import Limits, agents_solver, predict
 
 
-class Directed(TraceRecorder):
-    """Runs every call on the real engine, and has it answer what the script says: its tokens are forced."""
+class Watched(Directed):
+    """Keeps the calls by workflow and agent."""
 
     def __init__(self, engine: EmbeddedEngine, script: ScriptedEngine) -> None:
-        super().__init__(engine)
-        self.script = script
+        super().__init__(engine, script)
         self.made: dict[tuple[str | None, str | None], list[tuple[Call, Completion]]] = defaultdict(list)
 
-    async def agenerate(self, call: Call) -> Completion:
-        text = (await self.script.agenerate(replace(call, sampling=Sampling()))).text
-        tokens = (*self.tokenizer.encode(text), min(self.tokenizer.eos_token_ids))
-        forced = replace(call, sampling=Sampling(max_tokens=len(tokens), forced_tokens=tokens))
-        completion = replace(await super().agenerate(forced), finish="stop")
+    def noted(self, call: Call, completion: Completion) -> None:
         self.made[call.at.workflow, call.at.agent].append((call, completion))
-        return replace(completion, text=text)
 
     def shares(self) -> dict[str, tuple[int, list[float]]]:
         """Per agent: how many calls it made, and for each from its second in a workflow on, how much of what it had
@@ -58,7 +51,7 @@ def common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
-def check(directed: Directed, *agents: str) -> None:
+def check(directed: Watched, *agents: str) -> None:
     shares = directed.shares()
     assert set(agents) <= set(shares)
     for agent in agents:
@@ -76,7 +69,7 @@ def test_the_demos_agents(engine: EmbeddedEngine) -> None:
             "tester": lambda call: "Another operator is needed.",
         }
     )
-    directed = Directed(engine, script)
+    directed = Watched(engine, script)
     task = TASKS[0]
     app = demo_graph().compile(engine=directed, name="demo")
     given = {"task": task.text, "cases": [list(case) for case in task.cases]}
@@ -86,7 +79,7 @@ def test_the_demos_agents(engine: EmbeddedEngine) -> None:
 
 def test_the_hover_agents(engine: EmbeddedEngine) -> None:
     claims = [c for c in load_claims() if len(c.titles) >= 3][:2]
-    directed = Directed(engine, oracle_engine(claims))
+    directed = Watched(engine, oracle_engine(claims))
     made = asyncio.run(check_claims(claims, directed, Index(load_passages()), concurrency=1))
     assert not made.errors
     check(directed, "query", "note")
@@ -106,7 +99,7 @@ def test_the_swebench_agents(engine: EmbeddedEngine) -> None:
             "tester": ['{"decision": "revise", "feedback": "sort them"}', '{"decision": "accept", "feedback": "good"}'],
         }
     )
-    directed = Directed(engine, script)
+    directed = Watched(engine, script)
     made = asyncio.run(predict([task], agents_solver(directed, Limits()), model="directed"))
     assert made.batch.errors == {}
     check(directed, "coder", "tester")

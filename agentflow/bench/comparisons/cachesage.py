@@ -10,7 +10,7 @@ from agentflow.bench.comparisons.contenders import Contender, named, with_option
 from agentflow.bench.comparisons.loads import Load, longest_call, working_set
 from agentflow.bench.comparisons.measure import Run, rows_of, select
 from agentflow.bench.comparisons.model import Claim, Comparison, Options, Results, Row
-from agentflow.bench.comparisons.real import open_bench, sweep_real
+from agentflow.bench.comparisons.real import COMPUTING, open_bench, sweep_real
 from agentflow.bench.comparisons.simulated import HARDWARE_NAME, MODEL_NAME, sweep
 from agentflow.bench.traces.generators.teams import TEAMS
 from agentflow.bench.traces.model import Trace
@@ -52,13 +52,13 @@ def _on_engine(options: Options) -> Results:
     places = [(load, share, *_pool(load, share, 1)) for load in loads for share in options.pick(
         tiny=POOLS[:1], quick=POOLS[:1], standard=POOLS
     )]  # fmt: skip
-    with open_bench(options, max(pool for _, _, pool, _ in places)) as bench:
+    with open_bench(options, max(pool for _, _, pool, _ in places), model=COMPUTING) as bench:
         for load, share, pool, pressure in places:
             axes = {"pool_in_anchors": share, "at_once": load.concurrency}
             runs += sweep_real(
                 options, bench, load, _contenders(), pool, pressure, repetitions=repetitions, axes=axes
             )  # fmt: skip
-    return _results(options, rows_of(runs), "random Llama on the CPU, texts half as long")
+    return _results(options, rows_of(runs), f"{COMPUTING}, texts half as long")
 
 
 def _loads(options: Options, *, scale: float) -> list[Load]:

@@ -19,10 +19,12 @@ from agentflow.bench.comparisons.loads import Load
 from agentflow.bench.comparisons.model import Options
 from agentflow.bench.simulator import RooflineCost
 
-__all__ = ["RUNNING", "Place", "few_at_once", "pbkv_engine_loads", "pbkv_places"]
+__all__ = ["ENGINE_RUNNING", "RUNNING", "Place", "few_at_once", "pbkv_engine_loads", "pbkv_places"]
 
 #: Calls that an engine runs at once.
 RUNNING = 8
+#: The same on an engine on a CPU.
+ENGINE_RUNNING = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +93,16 @@ def few_at_once(options: Options) -> list[Load]:
     return [replace(load, name=f"{load.name}, few at once") for load in simulated_loads(options)]
 
 
-def pbkv_engine_loads(options: Options) -> list[Load]:
-    """SWE-bench-like workflows with short texts and tools that hardly wait, for a model on a CPU: as many at once as
-    there are, of which three calls run."""
-    workflows, calls = options.pick(tiny=(3, 4), quick=(8, 4), standard=(10, 5))
-    return [
-        Load(
-            name="swebench", kind="swebench", workflows=workflows, concurrency=workflows, scale=0.15, tool_scale=0.02,
-            max_calls=calls, max_prompt=2_000, max_running=3,
-        )
-    ]  # fmt: skip
+def pbkv_engine_loads(options: Options) -> dict[Load, tuple[float, ...]]:
+    """Loads for a model on a CPU and their pressures: a dynamic one and a static one with short texts, tools that
+    hardly wait, and many more workflows at once than calls that run."""
+    workflows, calls = options.pick(tiny=(3, 4), quick=(12, 5), standard=(16, 6))
+    common = Load(
+        name="", kind="", workflows=workflows, concurrency=min(12, workflows), tool_scale=0.02, max_calls=calls,
+        max_prompt=2_000, max_running=ENGINE_RUNNING,
+    )  # fmt: skip
+    dynamic = replace(common, name="hover", kind="hover", scale=0.2)
+    static = replace(common, name="financebench, pages first", kind="financebench-pages-first", scale=0.15)
+    if options.size == "tiny":
+        return {dynamic: (2.0,)}
+    return {dynamic: (1.5, 2.0, 3.0), static: (1.25, 1.5, 1.75)}

@@ -9,8 +9,8 @@ from agentflow.bench.comparisons.contenders import Contender, named, pbkv_oracle
 from agentflow.bench.comparisons.loads import Load, pool_for
 from agentflow.bench.comparisons.measure import Run, rows_of, select
 from agentflow.bench.comparisons.model import Claim, Comparison, Options, Results, Row
-from agentflow.bench.comparisons.paper import few_at_once, pbkv_engine_loads, pbkv_places
-from agentflow.bench.comparisons.real import open_bench, sweep_real
+from agentflow.bench.comparisons.paper import ENGINE_RUNNING, few_at_once, pbkv_engine_loads, pbkv_places
+from agentflow.bench.comparisons.real import COMPUTING, open_bench, sweep_real
 from agentflow.bench.comparisons.simulated import HARDWARE_NAME, MODEL_NAME, record, sweep
 
 __all__ = ["COMPARISON", "claims"]
@@ -20,7 +20,7 @@ __all__ = ["COMPARISON", "claims"]
 POLICIES = (
     "lru", "lifecycle", "lifecycle+by-workflow", "pbkv-he", "pbkv-queue", "kvflow", "belady", "belady+by-workflow",
 )  # fmt: skip
-ON_ENGINE = ("lru", "lifecycle", "lifecycle+by-workflow", "pbkv-he", "pbkv-queue", "kvflow")
+ON_ENGINE = ("lru", "lifecycle", "pbkv-he", "pbkv-queue", "kvflow")
 #: Ours: the paper's rule, without and with prefetch, and the one that sees the queue too.
 OURS = ("pbkv-he", "pbkv", "pbkv-queue")
 DYNAMIC = ("hover", "swebench")
@@ -57,12 +57,12 @@ def run(options: Options) -> Results:
         pool, pressure = pool_for(loads[1], MIDDLE)
         timelines = [record(loads[1], c, pool, pressure) for c in contenders if c.label in ("lru", "pbkv-queue")]
     else:
-        loads = pbkv_engine_loads(options)
-        pressures = options.pick(tiny=(2.0,), quick=(2.0, 4.0, 8.0), standard=(2.0, 4.0, 8.0))
+        under = pbkv_engine_loads(options)
+        loads = list(under)
         repetitions = options.repetitions or options.pick(tiny=1, quick=1, standard=5)
-        pools = {load: [pool_for(load, p) for p in pressures] for load in loads}
+        pools = {load: [pool_for(load, p) for p in pressures] for load, pressures in under.items()}
         most = max(pool for found in pools.values() for pool, _ in found)
-        with open_bench(options, most, max_running=loads[0].max_running) as bench:
+        with open_bench(options, most, max_running=ENGINE_RUNNING, model=COMPUTING) as bench:
             for load, found in pools.items():
                 for pool, pressure in found:
                     runs += sweep_real(options, bench, load, named(ON_ENGINE), pool, pressure, repetitions=repetitions)
@@ -77,7 +77,7 @@ def run(options: Options) -> Results:
         claims=claims(rows) if options.mode == "simulated" else engine_claims(rows),
         setting={
             "loads": {load.name: load.to_json() for load in loads},
-            "model": f"{MODEL_NAME} on {HARDWARE_NAME}" if options.mode == "simulated" else "random Llama on the CPU",
+            "model": f"{MODEL_NAME} on {HARDWARE_NAME}" if options.mode == "simulated" else str(COMPUTING),
         },
         timelines=timelines,
     )

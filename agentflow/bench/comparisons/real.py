@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from agentflow.bench.comparisons.contenders import Contender
 from agentflow.bench.comparisons.loads import Load
@@ -18,19 +18,41 @@ from agentflow.bench.traces.spans import SpanTokens
 from agentflow.engine.base import Engine
 from agentflow.errors import EngineFailure, UsageError
 
-__all__ = ["RealBench", "open_bench", "rotated", "sweep_real"]
+__all__ = ["COMPUTING", "TINY", "BenchModel", "RealBench", "open_bench", "rotated", "sweep_real"]
 
-#: Token ids that made-up text may have: the small models' vocabulary without its special tokens.
-_LOW, _HIGH = 1_000, 30_000
+
+class BenchModel(NamedTuple):
+    """A random model to measure on; ``first_id`` and ``end_id`` bound the ids of made-up text."""
+
+    layers: int
+    hidden_size: int
+    vocab_size: int | None
+    first_id: int
+    end_id: int
+
+    def __str__(self) -> str:
+        return f"random Llama of {self.layers} layers of {self.hidden_size} on the CPU"
+
+
+#: Passes cost next to nothing but SGLang's own work for them: where hit rates are asked for.
+TINY = BenchModel(2, 64, None, 1_000, 30_000)
+#: Prompts take time, as they do on large models, and its small vocabulary leaves little to the head: where latency is
+#: asked for.
+COMPUTING = BenchModel(6, 384, 4_096, 100, 4_000)
 #: A host tier of so many tokens is none.
 NO_HOST = 1
 
 
 @contextlib.contextmanager
 def open_bench(
-    options: Options, pool_tokens: int, host_ratio: float = 0.0, *, max_running: int | None = None
+    options: Options,
+    pool_tokens: int,
+    host_ratio: float = 0.0,
+    *,
+    max_running: int | None = None,
+    model: BenchModel = TINY,
 ) -> Iterator[RealBench]:
-    """An engine on a small random model with room for ``pool_tokens``, closed at the end.
+    """An engine on a random model with room for ``pool_tokens``, closed at the end.
 
     It runs ``max_running`` calls at once, None for as many as SGLang wants. ``options.engine_factory`` makes another
     one.
@@ -43,9 +65,10 @@ def open_bench(
         from agentflow.engine.models import random_model
 
         bound: dict[str, Any] = {} if max_running is None else {"max_running_requests": max_running}
-        opened = EmbeddedEngine(random_model().path, max_total_tokens=pool_tokens, host_ratio=host_ratio, **bound)
+        folder = random_model(layers=model.layers, hidden_size=model.hidden_size, vocab_size=model.vocab_size)
+        opened = EmbeddedEngine(folder.path, max_total_tokens=pool_tokens, host_ratio=host_ratio, **bound)
     with opened as engine:
-        yield RealBench(engine=engine, has_host=host_ratio > 0, say=options.say)
+        yield RealBench(engine=engine, has_host=host_ratio > 0, say=options.say, model=model)
 
 
 @dataclass(slots=True)
@@ -55,6 +78,7 @@ class RealBench:
     engine: Engine
     has_host: bool
     say: Any
+    model: BenchModel = TINY
     _tokens: dict[int, tuple[Trace, SpanTokens]] = field(default_factory=dict)
 
     def control(self, action: str, data: Mapping[str, Any]) -> Any:
@@ -93,7 +117,10 @@ class RealBench:
         """Token ids of the trace's spans."""
         known = self._tokens.get(id(trace))
         if known is None:
-            known = self._tokens[id(trace)] = (trace, SpanTokens(trace, low=_LOW, high=_HIGH))
+            known = self._tokens[id(trace)] = (
+                trace,
+                SpanTokens(trace, low=self.model.first_id, high=self.model.end_id),
+            )
         return known[1]
 
 

@@ -10,7 +10,7 @@ from agentflow.bench.comparisons.loads import Load, pool_for, working_set
 from agentflow.bench.comparisons.measure import Run, rows_of, select
 from agentflow.bench.comparisons.model import Claim, Comparison, Options, Results, Row
 from agentflow.bench.comparisons.paper import RUNNING
-from agentflow.bench.comparisons.real import open_bench, sweep_real
+from agentflow.bench.comparisons.real import COMPUTING, open_bench, sweep_real
 from agentflow.bench.comparisons.recorded import has_recorded
 from agentflow.bench.comparisons.simulated import (
     HARDWARE_NAME,
@@ -78,7 +78,7 @@ def _on_engine(options: Options, repetitions: int) -> Results:
     contenders: list[Contender] = named(ON_ENGINE)
     concurrencies = options.pick(tiny=(2,), quick=(4, 8), standard=(4, 8, 12))
     pool, _ = pool_for(load, PRESSURE, concurrency=concurrencies[-1])
-    with open_bench(options, pool, max_running=load.max_running) as bench:
+    with open_bench(options, pool, max_running=load.max_running, model=COMPUTING) as bench:
         for concurrency in concurrencies:
             at_once = replace(load, concurrency=concurrency)
             pressure = round(working_set(load.trace(0), concurrency) / pool, 2)
@@ -86,7 +86,7 @@ def _on_engine(options: Options, repetitions: int) -> Results:
                 options, bench, at_once, contenders, pool, pressure, repetitions=repetitions,
                 axes={"intensity": float(concurrency)},
             )  # fmt: skip
-    return _results(options, rows_of(runs), [load], "random Llama on the CPU; intensity is workflows at once", [])
+    return _results(options, rows_of(runs), [load], f"{COMPUTING}; intensity is workflows at once", [])
 
 
 def _results(
