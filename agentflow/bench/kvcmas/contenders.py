@@ -60,7 +60,8 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender(name="token-kernel + changed 15 %", method="token-kernel", recompute=0.15, brief=True),
     Contender(name="token-kernel + changed, runs of 4", method="token-kernel", recompute=0.15, min_run=4, brief=True),
     Contender(name="token-kernel + both, 15 %", method="token-kernel", recompute=0.15, choice="both", brief=True),
-    Contender(name="token-kernel + first 30 %", method="token-kernel", recompute=0.30, choice="first", brief=True),
+    Contender(name="token-kernel + first 20 %", method="token-kernel", recompute=0.20, choice="first"),
+    Contender(name="token-kernel + first 30 %", method="token-kernel", recompute=0.30, choice="first"),
 )
 
 
