@@ -89,6 +89,7 @@ def _environment(cwd: Path, more: Mapping[str, str] | None) -> dict[str, str]:
         "HOME": str(cwd),
         "LANG": "C.UTF-8",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # plugins installed beside agentflow are none of the repository's
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_CEILING_DIRECTORIES": str(cwd.parent),
