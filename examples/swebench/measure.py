@@ -32,7 +32,7 @@ __all__ = ["Figures", "compare", "main", "measure"]
 
 POLICIES = ("lru", "ttl", "lifecycle+ttl")
 #: Of the tokens that the workflows at once use at their ends, so many have room.
-SHARE = 0.5
+SHARE = 0.4
 ACCEPT = '{"decision": "accept", "feedback": "good"}'
 REVISE = '{"decision": "revise", "feedback": "the bug is still there"}'
 
@@ -72,7 +72,7 @@ class Watched(Directed):
 
 def directions(tasks: Sequence[Instance]) -> ScriptedEngine:
     """What the agents say: the coder looks around and runs the tests, is sent back once, and then mends the bug."""
-    patches = {f"swebench-{t.instance_id}": t.patch for t in tasks}
+    fixes = {f"swebench-{t.instance_id}": t.source.parent / "fix.patch" for t in tasks if t.source is not None}
     turns: Counter[tuple[str | None, str | None]] = Counter()
 
     def coder(call: Call) -> Any:
@@ -81,7 +81,7 @@ def directions(tasks: Sequence[Instance]) -> ScriptedEngine:
             tool_call("bash", command="head -n 60 */*.py"),
             tool_call("bash", command="python -m pytest -q"),
             "I looked at it.",
-            tool_call("bash", command=f"git apply <<'END'\n{patches[str(call.at.workflow)]}\nEND"),
+            tool_call("bash", command=f"git apply {fixes[str(call.at.workflow)]}"),
             tool_call("bash", command="python -m pytest -q"),
             "Mended.",
         )
@@ -184,8 +184,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--policy", action="append", metavar="NAMES", help="policies joined by +; the first is the base"
     )
-    parser.add_argument("--concurrency", type=int, action="append", metavar="K", help="tasks at once (default: 4, 8)")
-    parser.add_argument("--tasks", type=int, default=8, metavar="N", help="tasks of a run (default: 8)")
+    parser.add_argument("--concurrency", type=int, action="append", metavar="K", help="tasks at once (default: 3, 6)")
+    parser.add_argument("--tasks", type=int, default=6, metavar="N", help="tasks of a run (default: 6)")
     parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="runs of each (default: 5)")
     parser.add_argument("--layers", type=int, default=4, help="of the random model (default: 4)")
     parser.add_argument("--hidden-size", type=int, default=256, help="of the random model (default: 256)")
@@ -204,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 engine,
                 args.tasks,
                 policies=args.policy or POLICIES,
-                concurrencies=args.concurrency or (4, 8),
+                concurrencies=args.concurrency or (3, 6),
                 repetitions=args.repetitions,
                 say=out.note,
             )

@@ -90,11 +90,7 @@ async def run_tests(
     options = ["-q", "--tb=short", "--no-header", "-p", "no:cacheprovider", "-p", "swebench_report", "--rootdir=."]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        env = {
-            "PYTHONPATH": str(_PLUGIN),
-            "SWEBENCH_REPORT": str(report),
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        }
+        env = {"PYTHONPATH": str(_PLUGIN), "SWEBENCH_REPORT": str(report)}
         command = [sys.executable, "-m", "pytest", *options, *files]
         result = await workspace.run(command, time_limit=time_limit, max_output=max_output, env=env)
         outcomes = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
