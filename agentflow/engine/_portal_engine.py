@@ -161,6 +161,8 @@ class PortalEngine(Engine):
     def _check_id(request_id: str, running: Iterable[str]) -> None:
         # SGLang aborts by prefix of the id: ids that begin alike would stop each other's calls.
         for other in running:
+            if other == request_id:
+                raise BadRequest(f"call {request_id!r} is running already: make a new Call for every request")
             if other.startswith(request_id) or request_id.startswith(other):
                 raise BadRequest(
                     f"request_id {request_id!r} begins like {other!r}, which is running: ids must not be prefixes of"

@@ -18,24 +18,27 @@ async def test_endpoints_of_all_kinds_at_once(engine: EmbeddedEngine) -> None:
     from fastapi.responses import StreamingResponse
 
     app = fastapi.FastAPI()
-    call = Call(
-        token_ids=engine.tokenizer.encode("Tell me about foxes."),
-        sampling=Sampling(max_tokens=8, ignore_eos=True, temperature=0.0),
-    )
-    wanted = (await engine.agenerate(call)).text
+
+    def call() -> Call:
+        return Call(
+            token_ids=engine.tokenizer.encode("Tell me about foxes."),
+            sampling=Sampling(max_tokens=8, ignore_eos=True, temperature=0.0),
+        )
+
+    wanted = (await engine.agenerate(call())).text
 
     @app.get("/coroutine")
     async def coroutine() -> str:
-        return (await engine.agenerate(call)).text
+        return (await engine.agenerate(call())).text
 
     @app.get("/plain")
     def plain() -> str:
-        return engine.generate(call).text
+        return engine.generate(call()).text
 
     @app.get("/stream")
     async def stream() -> StreamingResponse:
         async def pieces() -> AsyncIterator[str]:
-            async for chunk in engine.astream(call):
+            async for chunk in engine.astream(call()):
                 yield chunk.text
 
         return StreamingResponse(pieces())
