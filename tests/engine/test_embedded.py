@@ -241,6 +241,8 @@ def test_ids_that_would_abort_each_other_are_refused(engine: EmbeddedEngine) -> 
         wait_until_running(engine)
         with pytest.raises(BadRequest, match="job-1"):
             engine.generate(call(engine, request_id="job-12"))
+        with pytest.raises(BadRequest, match="make a new Call"):
+            engine.generate(long)
         engine.abort("job-1")
         assert running.result(10).finish == "abort"
     assert engine.generate(call(engine, request_id="job-1")).finish == "length"
