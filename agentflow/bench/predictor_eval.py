@@ -36,6 +36,7 @@ from agentflow.cache.pbkv.graph_data import Run
 from agentflow.cache.pbkv.markov import Markov
 from agentflow.cache.pbkv.sage import Shape
 from agentflow.cache.pbkv.training import Settings, train
+from agentflow.engine.models import resolve_model
 
 __all__ = ["compare", "main", "measure_speed", "score"]
 
@@ -207,7 +208,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workflows", type=int, default=200, help="workflows of generated loads (default %(default)s)")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="only this set; may be repeated")
     parser.add_argument("--hidden", metavar="FILE", help="hidden states of who-and-when's calls, written if absent")
-    parser.add_argument("--model", help="model folder that gives the hidden states")
+    parser.add_argument("--model", help="model that gives the hidden states (default: the built-in one)")
+    parser.add_argument(
+        "--tokens", type=int, default=384, help="tokens of a prompt that it reads (default %(default)s)"
+    )
     options = parser.parse_args(arguments)
     folder = Path(options.data) / "who-and-when"
     sources = {"hover": f"generate=hover:{options.workflows}", "swebench": f"generate=swebench:{options.workflows}"}
@@ -217,7 +221,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hidden: dict[str, Vector] = {}
     if options.hidden is not None:
         if not Path(options.hidden).exists():
-            write_hidden(hidden_of_who_and_when(folder, options.model), options.hidden)
+            model = resolve_model(options.model).path
+            write_hidden(hidden_of_who_and_when(folder, model, tokens=options.tokens), options.hidden)
         hidden = read_hidden(options.hidden)
     out: dict[str, Any] = {"sets": {}, "milliseconds_for_64_workflows_on_one_core": {}}
     for name, trace in traces.items():
