@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hidden: dict[str, Vector] = {}
     if options.hidden is not None:
         if not Path(options.hidden).exists():
-            model = resolve_model(options.model).path
+            model = str(resolve_model(options.model).path)
             write_hidden(hidden_of_who_and_when(folder, model, tokens=options.tokens), options.hidden)
         hidden = read_hidden(options.hidden)
     out: dict[str, Any] = {"sets": {}, "milliseconds_for_64_workflows_on_one_core": {}}
