@@ -32,7 +32,7 @@ test-all: ## Run all tests, those that take minutes or want a GPU too
 check: lint types arch test ## All that CI checks
 
 bench: ## Run the standard benchmarks (about 20 minutes) and write docs/benchmarks.md
-	$(RUN) python -m agentflow.bench.standard
+	OMP_NUM_THREADS=1 $(RUN) python -m agentflow.bench.standard
 
 overhead: ## Measure the framework's own overhead
 	$(RUN) python -m agentflow.bench.overhead

@@ -55,7 +55,7 @@ class Paced:
 
 def run(options: Options) -> Results:
     """Measure on the engine, calibrate, simulate the same, and compare."""
-    workflows, concurrency, calls = options.pick(tiny=(3, 2, 4), quick=(16, 12, 5), standard=(32, 12, 6))
+    workflows, concurrency, calls = options.pick(tiny=(3, 2, 4), quick=(16, 12, 5), standard=(24, 12, 6))
     pressures = options.pick(tiny=(2.0,), quick=(1.5, 2.5, 4.0), standard=(1.5, 2.5, 4.0))
     scale = options.pick(tiny=0.1, quick=0.1, standard=0.15)
     repetitions = options.repetitions or options.pick(tiny=1, quick=3, standard=5)
