@@ -104,7 +104,6 @@ def measure(engine: Any, policies: Sequence[str], pool: int, tasks: Sequence[Ins
     """One run of all tasks on an empty cache with room for ``pool`` tokens. Raises EngineFailure when a task failed or
     the cache is not sound afterwards."""
     engine.flush()
-    engine.configure(policies=[], reset=True)
     engine.control("configure", {"policies": list(policies), "reset": True, "device_tokens": pool})
     watched = Watched(engine, directions(tasks))
     begun = time.perf_counter()

@@ -192,7 +192,7 @@ def test_a_simulated_comparison_gives_rows_and_claims(name: str, tmp_path: Path)
 
 
 def test_the_same_comparison_gives_the_same_figures() -> None:
-    first, second = (run_comparison("cachesage", Options(size="tiny")).rows for _ in range(2))
+    first, second = (run_comparison("ttl", Options(size="tiny")).rows for _ in range(2))
     assert first == second
 
 

@@ -18,6 +18,7 @@ from examples.hover.data import load_claims, load_passages
 from examples.hover.retrieval import Index
 from examples.hover.run import check_claims
 from examples.swebench.instance import load_own
+from examples.swebench.measure import measure
 from examples.swebench.run import Limits, agents_solver, predict
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -97,3 +98,13 @@ def test_the_same_answers_with_all_nine(engine: EmbeddedEngine, example: Any) ->
     finally:
         engine.flush()
         engine.configure(policies=["lifecycle"], reset=True)
+
+
+def test_policies_are_measured_on_the_same_work(engine: EmbeddedEngine) -> None:
+    try:
+        found = measure(engine, ["lru"], engine.stats().device_total, load_own()[:1], 1)
+    finally:
+        engine.flush()
+        engine.configure(policies=["lifecycle"], reset=True)
+    assert 0.0 < found.completion <= found.seconds
+    assert 0.5 < found.hit_rate < 1.0

@@ -16,6 +16,7 @@ from agentflow.bench.comparisons.contenders import named
 from agentflow.bench.comparisons.loads import Load, pool_for
 from agentflow.bench.comparisons.measure import Run, measured, rows_of, select
 from agentflow.bench.comparisons.model import Claim, Comparison, Options, Results, Row
+from agentflow.bench.comparisons.paper import ENGINE_RUNNING
 from agentflow.bench.comparisons.real import open_bench, sweep_real
 from agentflow.bench.simulator import Cost, EngineSpec, Prefill, simulate
 
@@ -24,9 +25,6 @@ __all__ = ["COMPARISON"]
 POLICIES = ("lru", "lifecycle", "lfu")
 #: Hit rates that are closer than this are one rank.
 TIE = 0.005
-#: Calls that run at once: between what the others left behind policies can choose, see
-#: :mod:`agentflow.bench.comparisons.paper`.
-RUNNING = 3
 #: How fast the simulated engine is, as a share of what was measured.
 PACES = (1.0, 0.9, 0.95, 1.05, 1.1)
 TITLE = "The simulator beside the real engine: the same trace, memory and policies"
@@ -61,16 +59,16 @@ def run(options: Options) -> Results:
     repetitions = options.repetitions or options.pick(tiny=1, quick=3, standard=5)
     load = Load(
         name="hover", kind="hover", workflows=workflows, concurrency=concurrency, scale=scale, tool_scale=0.05,
-        stagger=0.4, max_calls=calls, max_prompt=2_000, max_running=RUNNING,
+        stagger=0.4, max_calls=calls, max_prompt=2_000, max_running=ENGINE_RUNNING,
     )  # fmt: skip
     contenders = named(POLICIES)
     pools = [pool_for(load, p, spare=1.2) for p in pressures]
     runs: list[Run] = []
     most = max(2_048, *(pool for pool, _ in pools))
-    with open_bench(options, most, max_running=RUNNING) as bench:
+    with open_bench(options, most, max_running=ENGINE_RUNNING) as bench:
         options.say("measuring passes")
         bench.configure(["lru"], most)
-        batches = options.pick(tiny=(1, 2), quick=(1, 2, RUNNING), standard=(1, 2, RUNNING))
+        batches = options.pick(tiny=(1, 2), quick=(1, 2, ENGINE_RUNNING), standard=(1, 2, ENGINE_RUNNING))
         before = measure_passes(bench.engine, batches=batches)
         for pool, pressure in pools:
             runs += sweep_real(options, bench, load, contenders, pool, pressure, repetitions=repetitions)
@@ -83,7 +81,7 @@ def run(options: Options) -> Results:
             for repetition, pace in enumerate(PACES):
                 result = simulate(
                     trace,
-                    EngineSpec(pool_tokens=pool, chunked_prefill=4_096, max_running=RUNNING),
+                    EngineSpec(pool_tokens=pool, chunked_prefill=4_096, max_running=ENGINE_RUNNING),
                     Paced(cost, pace),
                     contender.specs(trace),
                     arrivals=load.arrivals(),

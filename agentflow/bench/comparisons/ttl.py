@@ -9,7 +9,7 @@ from agentflow.bench.comparisons.contenders import Contender, named
 from agentflow.bench.comparisons.loads import Load, pool_for, working_set
 from agentflow.bench.comparisons.measure import Run, rows_of, select
 from agentflow.bench.comparisons.model import Claim, Comparison, Options, Results, Row
-from agentflow.bench.comparisons.paper import RUNNING
+from agentflow.bench.comparisons.paper import ENGINE_RUNNING, RUNNING
 from agentflow.bench.comparisons.real import COMPUTING, open_bench, sweep_real
 from agentflow.bench.comparisons.recorded import has_recorded
 from agentflow.bench.comparisons.simulated import (
@@ -72,7 +72,7 @@ def _on_engine(options: Options, repetitions: int) -> Results:
     workflows, calls = options.pick(tiny=(3, 3), quick=(8, 4), standard=(12, 6))
     load = Load(
         name="swebench", kind="swebench", workflows=workflows, scale=0.15, tool_scale=0.5, max_calls=calls,
-        max_prompt=2_000, max_running=3,
+        max_prompt=2_000, max_running=ENGINE_RUNNING,
     )  # fmt: skip
     runs: list[Run] = []
     contenders: list[Contender] = named(ON_ENGINE)

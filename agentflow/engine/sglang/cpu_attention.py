@@ -55,22 +55,16 @@ def extend_attention(
     seq_lens: Any,
     extend_prefix_lens: Any,
     extend_seq_lens: Any,
-    encoder_lens: Any = None,
-    *args: Any,
-    scaling: float | None = None,
-    enable_gqa: bool = False,
-    causal: bool = False,
-    is_cross_attn: bool = False,
-    sliding_window_size: int | None = None,
+    *rest: Any,
+    **options: Any,
 ) -> Any:
     """Causal attention of a batch's new tokens; shapes as in SGLang: ``query`` and ``output`` (tokens, heads, size)."""
-    plain = causal and encoder_lens is None and not is_cross_attn and not args
-    if not plain or sliding_window_size is not None or query.dim() != 3:
+    if not _plain(query, rest, options, causal=True):
         return original(
             backend, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, extend_prefix_lens,
-            extend_seq_lens, encoder_lens, *args, scaling=scaling, enable_gqa=enable_gqa, causal=causal,
-            is_cross_attn=is_cross_attn, sliding_window_size=sliding_window_size,
+            extend_seq_lens, *rest, **options,
         )  # fmt: skip
+    scaling, enable_gqa = options.get("scaling"), options.get("enable_gqa", False)
     query = query.movedim(0, 1)
     first = 0
     groups: list[tuple[int, list[_Row]]] = []
@@ -105,29 +99,38 @@ def decode_attention(
     req_to_token: Any,
     req_pool_indices: Any,
     seq_lens: Any,
-    encoder_lens: Any = None,
-    *args: Any,
-    scaling: float | None = None,
-    enable_gqa: bool = False,
-    causal: bool = False,
-    is_cross_attn: bool = False,
-    sliding_window_size: int | None = None,
+    *rest: Any,
+    **options: Any,
 ) -> Any:
     """Attention of one new token a request over all before it; ``query`` and ``output`` are (requests, heads, size)."""
-    if causal or encoder_lens is not None or is_cross_attn or args or sliding_window_size is not None:
+    if not _plain(query, rest, options, causal=False):
         return original(
-            backend, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, encoder_lens, *args,
-            scaling=scaling, enable_gqa=enable_gqa, causal=causal, is_cross_attn=is_cross_attn,
-            sliding_window_size=sliding_window_size,
-        )  # fmt: skip
+            backend, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, *rest, **options
+        )
     from torch.nn.functional import scaled_dot_product_attention as attention
 
     for row, (request, length) in enumerate(zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)):
         slots = req_to_token[request, :length]
         keys, values = (_gathered(cache, slots, query).unsqueeze(0) for cache in (k_cache, v_cache))
         new = query[row].unsqueeze(1).unsqueeze(0)
-        output[row] = attention(new, keys, values, enable_gqa=enable_gqa, scale=scaling)[0, :, 0]
+        found = attention(new, keys, values, enable_gqa=options.get("enable_gqa", False), scale=options.get("scaling"))
+        output[row] = found[0, :, 0]
     return output
+
+
+def _plain(query: Any, rest: tuple[Any, ...], options: dict[str, Any], *, causal: bool) -> bool:
+    """Whether it is the attention that we compute: without an encoder, a window, or anything that we do not know."""
+    known = {"scaling", "enable_gqa", "causal", "is_cross_attn", "sliding_window_size", "encoder_lens"}
+    return (
+        query.dim() == 3
+        and all(r is None for r in rest[:1])  # encoder_lens
+        and not rest[1:]
+        and options.keys() <= known
+        and bool(options.get("causal")) is causal
+        and not options.get("is_cross_attn")
+        and options.get("sliding_window_size") is None
+        and options.get("encoder_lens") is None
+    )
 
 
 def _gathered(cache: Any, slots: Any, like: Any) -> Any:
