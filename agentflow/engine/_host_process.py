@@ -130,6 +130,10 @@ class HostProcess:
         env.update(environment)
         env["AGENTFLOW_HOST_FOLDER"] = str(self._folder)
         env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / "agentflow-inductor"))
+        if "GOMP_SPINCOUNT" not in env:
+            # Threads of OpenMP that spin while they wait for one another starve each other on a machine that does
+            # anything else: with one core taken, a start and its work took over five times as long.
+            env.setdefault("OMP_WAIT_POLICY", "passive")
         env["TMPDIR"] = str(self._folder)  # SGLang leaves its sockets behind; the folder goes with the host
         root = str(Path(agentflow.__file__).resolve().parent.parent)
         if root not in (p.rstrip("/") for p in sys.path if p.endswith("site-packages")):

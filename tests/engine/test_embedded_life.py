@@ -9,8 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from agentflow.engine.embedded import EmbeddedEngine
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -72,6 +76,11 @@ def test_a_pool_beyond_this_machine_is_refused_with_the_numbers() -> None:
 
     with pytest.raises(NotEnoughMemory, match=r"GB .* for weights.*lower max_total_tokens"):
         EmbeddedEngine(random_model().path, max_total_tokens=10**12)
+
+
+def test_threads_of_the_engine_do_not_spin_while_they_wait(engine: EmbeddedEngine) -> None:
+    environment = Path(f"/proc/{engine.health().host_pid}/environ").read_text().split("\0")
+    assert "OMP_WAIT_POLICY=passive" in environment
 
 
 @pytest.mark.slow
