@@ -234,6 +234,21 @@ def test_run_gives_state_usage_and_decisions(folder: Path, capsys: pytest.Captur
     assert shown["decisions"] == []
 
 
+def test_a_run_is_recorded_where_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from agentflow.bench.traces.jsonl import read_trace
+    from agentflow.cli import engine_options
+
+    monkeypatch.setattr(engine_options, "_started", lambda args, pool: ScriptedEngine({"answerer": ["4"]}))
+    given = ("run", "agents.py:graph", "--input", '{"question": "2+2?"}', "--json", "--record")
+    assert main([*given, "nowhere/run.jsonl"]) == 2
+    assert "no such folder; nothing was run" in capsys.readouterr().err
+    assert main([*given, "run.jsonl"]) == 0
+    trace = read_trace("run.jsonl")
+    assert [[c.agent for c in w.calls] for w in trace.workflows] == [["answerer"]]
+
+
 def test_run_of_a_plain_graph_and_of_one_that_fails(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from agentflow.cli._load import load_graph
 

@@ -18,8 +18,10 @@ import random
 import statistics
 import sys
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +40,15 @@ from agentflow.cache.pbkv.sage import Shape
 from agentflow.cache.pbkv.training import Settings, train
 from agentflow.engine.models import resolve_model
 
-__all__ = ["compare", "main", "measure_speed", "score"]
+__all__ = ["compare", "main", "measure_speed", "score", "tables"]
 
 STEPS = 3
 EVEN = 0.01
 #: Share of the runs that is held out.
 HELD_OUT = 0.3
 LIVE = 64
+#: Runs of a long load.
+LONG = 8000
 
 Forecasts = Callable[[Run], Sequence[Steps]]
 
@@ -103,6 +107,37 @@ def compare(
         "unnameable": _mean([a not in known and a not in path for path, a in following]),
         "predictors": found,
     }
+
+
+def tables(trace: Trace) -> dict[str, list[float]]:
+    """Top-1 of steps 1 to 3 of mere tables, which on a long trace show what there is to know: by the current agent
+    alone (a Markov chain for each step), and by the agent before it, the length of its turn and its turns so far, too,
+    which is all of the past that the SWE-bench-like load draws from."""
+    runs = [r.agents for r in runs_of(trace)]
+    aside = round(HELD_OUT * len(runs))
+    found: dict[str, list[float]] = {}
+    for name, context in (("by agent", lambda path: path[-1:]), ("by path", _turns)):
+        learned: list[dict[Any, Counter[str]]] = [defaultdict(Counter) for _ in range(STEPS)]
+        right: list[list[bool]] = [[] for _ in range(STEPS)]
+        for number, run in enumerate(reversed(runs), start=1):
+            for at in range(1, len(run) + 1):
+                seen = context(run[:at])
+                for k in range(STEPS):
+                    came, counts = (*run, END)[min(at + k, len(run))], learned[k][seen]
+                    if number <= len(runs) - aside:
+                        counts[came] += 1
+                    else:
+                        right[k].append(bool(counts) and max(counts, key=lambda a: counts[a]) == came)
+        found[name] = [_mean(r) for r in right]
+    return found
+
+
+def _turns(path: Sequence[str]) -> tuple[Any, ...]:
+    """The current agent, the one before it, calls of its turn (at most 12) and its turns so far (at most 3)."""
+    turns = [(agent, len(list(calls))) for agent, calls in groupby(path)]
+    agent, length = turns[-1]
+    before = turns[-2][0] if len(turns) > 1 else None
+    return agent, before, min(length, 12), min(sum(1 for a, _ in turns if a == agent), 3)
 
 
 def measure_speed(trace: Trace, *, rounds: int = 30) -> dict[str, float]:
@@ -212,7 +247,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--tokens", type=int, default=384, help="tokens of a prompt that it reads (default %(default)s)"
     )
+    parser.add_argument(
+        "--tables", action="store_true", help="only what tables of the past give on long generated loads"
+    )
     options = parser.parse_args(arguments)
+    if options.tables:
+        loads = [name for name in ("hover", "swebench") if not options.only or name in options.only]
+        found = {name: tables(load(f"generate={name}:{LONG}")) for name in loads}
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        return 0
     folder = Path(options.data) / "who-and-when"
     sources = {"hover": f"generate=hover:{options.workflows}", "swebench": f"generate=swebench:{options.workflows}"}
     sources |= {Path(s).name: s for s in options.trace}

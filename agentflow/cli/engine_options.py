@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +17,7 @@ __all__ = ["add_engine_options", "open_engine"]
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--model``, ``--engine-url``, ``--policy`` and ``--pool-tokens``."""
+    """Add ``--model``, ``--engine-url``, ``--policy``, ``--pool-tokens`` and ``--record``."""
     group = parser.add_argument_group("engine")
     group.add_argument("--model", metavar="MODEL", help="folder or Hugging Face id (default: the small built-in model)")
     group.add_argument(
@@ -24,13 +27,32 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--policy", action="append", metavar="NAME", help="cache policy (default: lifecycle); repeatable"
     )
     group.add_argument("--pool-tokens", type=int, metavar="N", help="size of the KV pool (default: what memory allows)")
+    group.add_argument(
+        "--record", type=Path, metavar="FILE", help="write a trace of the run to FILE (for train-predictor and bench)"
+    )
 
 
-def open_engine(args: argparse.Namespace, *, pool_tokens: int | None = None) -> Engine:
-    """The engine that ``args`` asks for, ready. A person who watches sees how the start goes on.
+@contextmanager
+def open_engine(args: argparse.Namespace, *, pool_tokens: int | None = None) -> Iterator[Engine]:
+    """The engine that ``args`` asks for, ready, and closed at the end; with ``--record`` its trace is on disk then.
 
-    ``pool_tokens`` is the size of the pool when ``args`` names none.
+    A person who watches sees how the start goes on. ``pool_tokens`` is the size of the pool when ``args`` names none.
+    Raises before the engine starts for what it can tell of ``args``.
     """
+    record: Path | None = args.record
+    if record is not None and not record.parent.is_dir():
+        raise UsageError(f"--record {record}: no such folder; nothing was run")
+    with _started(args, pool_tokens) as engine:
+        if record is None:
+            yield engine
+            return
+        from agentflow.bench.traces.record import recording
+
+        with recording(engine, record, name=record.name.split(".")[0]) as recorded:
+            yield recorded
+
+
+def _started(args: argparse.Namespace, pool_tokens: int | None) -> Engine:
     embedded_only = {"--model": args.model, "--policy": args.policy, "--pool-tokens": args.pool_tokens}
     if args.engine_url:
         given = [name for name, value in embedded_only.items() if value is not None]

@@ -47,6 +47,8 @@ async def check(args: argparse.Namespace) -> tuple[list[Claim], dict[str, Any]]:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name} must be at least 1, got {value}")
+    if args.oracle and args.record is not None:
+        raise UsageError("--record records what an engine does; --oracle runs none")
     claims = load_claims(args.claims_file or OWN_CLAIMS, limit=args.claims)
     if not claims:
         raise UsageError("there is no claim to check")

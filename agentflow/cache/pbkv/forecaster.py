@@ -19,11 +19,12 @@ from agentflow.cache.pbkv.training import Trained, refresh
 __all__ = ["Forecaster"]
 
 #: Agents less likely than this are not named in a step's forecast, unless none is likelier.
-NAMED = 0.005
+NAMED = 0.01
 #: Transitions after which the Markov chain is made anew although the graph's edges are the same.
 CHAIN = 32
-#: Transitions after which embeddings are made anew although the graph's edges are the same.
-STALE = 512
+#: Transitions after which embeddings are made anew: where there are new edges, and where the edges are the same. A new
+#: agent is embedded at once.
+FRESH, STALE = 32, 512
 #: Runs remembered for a refresh.
 RECENT = 500
 
@@ -69,8 +70,7 @@ class Forecaster:
         for path in paths:
             for agent in path:
                 self.graph.number(agent)
-        changed = self._version != self.graph.version
-        if self._chain is None or changed or self._chained >= CHAIN:
+        if self._chain is None or self._chain.version != self.graph.version or self._chained >= CHAIN:
             self._chain, self._chained = Chain(self.graph, self.network.shape.steps), 0
         inputs = build(
             self.graph,
@@ -80,12 +80,18 @@ class Forecaster:
             hidden_size=self.network.shape.hidden,
             chain=self._chain,
         )
-        if self._embedded is None or changed or self._learned > STALE:
-            with torch.inference_mode():
-                self._embedded = self.network.embed(*network_arrays(self.graph))
-            self._version, self._learned = self.graph.version, 0
-        found = forecast(self.network, self._embedded, inputs)
+        found = forecast(self.network, self._embeddings(), inputs)
         return _named(found[:, :horizon], self.graph.names, horizon, named)
+
+    def _embeddings(self) -> torch.Tensor:
+        """Embeddings (agents, width) of the graph as it is, or as it was a few transitions ago."""
+        found = self._embedded
+        due = FRESH if self._version != self.graph.version else STALE
+        if found is None or len(found) != len(self.graph) or self._learned >= due:
+            with torch.inference_mode():
+                found = self._embedded = self.network.embed(*network_arrays(self.graph))
+            self._version, self._learned = self.graph.version, 0
+        return found
 
     def refresher(self) -> Callable[[], Network]:
         """What makes a network trained a little on the recent runs. It takes seconds, and may run in any thread."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from agentflow.cache.pbkv.forecast import Hidden
-from agentflow.cache.pbkv.graph_data import CallGraph
+from agentflow.cache.pbkv.graph_data import LIMIT, CallGraph
 
 __all__ = ["CONTEXT", "LENGTH", "PER_AGENT", "RUNS", "Chain", "Inputs", "build"]
 
@@ -75,8 +76,7 @@ def build(
         hidden=np.zeros((b, hidden_size), np.float32),
         has_hidden=np.zeros((b, 1), np.float32),
     )
-    for i, path in enumerate(numbers):
-        _one(out, i, path)
+    _describe(out, numbers)
     if chain is None or chain.agents != n:
         chain = Chain(graph, steps)
     current = np.array([path[-1] if path else -1 for path in numbers], np.int64)
@@ -89,46 +89,50 @@ def build(
     return out
 
 
-def _one(out: Inputs, i: int, path: Sequence[int]) -> None:
-    if not path:
+def _describe(out: Inputs, numbers: Sequence[Sequence[int]]) -> None:
+    """Fill ``path``, ``runs``, ``context``, ``agents`` and ``allowed`` from the numbers of the paths' agents.
+
+    The calls of all paths lie in one array, newest first: ``row`` says whose a call is, ``at`` how many came after it.
+    """
+    some = np.array([i for i, path in enumerate(numbers) if path], np.int64)
+    if not len(some):
         return
-    newest = path[::-1]
-    stretches: list[int] = []
-    stretch = 0
-    for at, agent in enumerate(newest):
-        if at and agent != newest[at - 1]:
-            stretch += 1
-        stretches.append(stretch)
-    kept = min(len(path), LENGTH)
-    out.path[i, :kept] = newest[:kept]
-    out.runs[i, :kept] = np.minimum(stretches[:kept], RUNS - 1)
-    first = stretches.count(0)
-    counts: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for at, agent in enumerate(newest):
-        counts[agent] = counts.get(agent, 0) + 1
-        last.setdefault(agent, at)
-    turns = sum(1 for at in range(len(newest)) if newest[at] == newest[0] and (not at or newest[at - 1] != newest[0]))
-    out.context[i] = (
-        _size(len(path)),
-        _size(first),
-        _size(stretch),
-        _size(turns - 1),
-        _size(len(counts) - 1),
-        1.0 / len(path),
+    lengths = np.array([len(numbers[i]) for i in some], np.int64)
+    called = np.array([agent for path in numbers for agent in reversed(path)], np.int64)
+    ends = np.cumsum(lengths)
+    begins = ends - lengths
+    row = np.repeat(np.arange(len(some)), lengths)
+    at = np.arange(len(called)) - begins[row]
+    opens = (at == 0) | (called != np.roll(called, 1))
+    stretch = np.cumsum(opens) - 1
+    stretch -= stretch[begins][row]
+    kept = at < LENGTH
+    out.path[some[row[kept]], at[kept]] = called[kept]
+    out.runs[some[row[kept]], at[kept]] = np.minimum(stretch[kept], RUNS - 1)
+
+    current, oldest = called[begins], called[ends - 1]
+    first = np.bincount(row[stretch == 0])
+    before = np.where(first < lengths, called[np.minimum(begins + first, ends - 1)], -1)
+    turns = np.bincount(row[opens & (called == current[row])])
+    # Each agent of each path once, where it was called last; -1 are all that there was no room for.
+    _, last, counts = np.unique(row * (LIMIT + 1) + called + 1, return_index=True, return_counts=True)
+    distinct = np.bincount(row[last])
+    out.context[some, :5] = _size(np.stack([lengths, first, stretch[ends - 1], turns - 1, distinct - 1], axis=1))
+    out.context[some, 5] = 1.0 / lengths
+    last, counts = last[called[last] >= 0], counts[called[last] >= 0]
+    whose, agent = row[last], called[last]
+    out.agents[some[whose], agent] = np.stack(
+        [
+            np.ones(len(last)),
+            agent == current[whose],
+            agent == before[whose],
+            1.0 / (1.0 + at[last]),
+            counts / lengths[whose],
+            agent == oldest[whose],
+        ],
+        axis=1,
     )
-    before = newest[first] if first < len(newest) else -1
-    for agent, count in counts.items():
-        if agent >= 0:
-            out.agents[i, agent] = (
-                1.0,
-                1.0 if agent == newest[0] else 0.0,
-                1.0 if agent == before else 0.0,
-                1.0 / (1.0 + last[agent]),
-                count / len(path),
-                1.0 if agent == path[0] else 0.0,
-            )
-            out.allowed[i, agent] = True
+    out.allowed[some[whose], agent] = True
 
 
 class Chain:
@@ -140,6 +144,7 @@ class Chain:
     def __init__(self, graph: CallGraph, steps: int) -> None:
         self._transitions = graph.transitions().astype(np.float32)
         self.agents = len(graph)
+        self.version = graph.version
         self._found = np.empty((self.agents + 1, steps, self.agents + 1), np.float32)
         self._known = np.zeros(self.agents + 1, bool)
 
@@ -156,16 +161,17 @@ class Chain:
         rows = np.where((current >= 0)[:, None], self._transitions[current], unknown)
         out = np.empty((len(current), steps, n + 1), np.float32)
         alive = np.ones((len(current), 1), np.float32)
+        transitions = torch.from_numpy(self._transitions)
         for k in range(steps):
             survives = np.maximum(rows[:, :n].sum(1, keepdims=True), 1e-9)
             hazard = np.clip(1.0 - survives / alive, 1e-6, 1.0 - 1e-6)
             out[:, k, :n] = np.log(np.maximum(rows[:, :n] / survives, 1e-9))
             out[:, k, n] = np.log(hazard / (1.0 - hazard))[:, 0]
             alive = survives
-            rows = rows @ self._transitions
+            rows = (torch.from_numpy(rows) @ transitions).numpy()  # NumPy would take all cores for it
         return out
 
 
-def _size(count: int) -> float:
-    """A count on the scale of the other inputs: 1 for 63."""
-    return math.log1p(count) / math.log(64.0)
+def _size(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Counts on the scale of the other inputs: 1 for 63."""
+    return np.log1p(counts) / math.log(64.0)
