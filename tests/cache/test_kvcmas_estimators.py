@@ -132,18 +132,24 @@ def test_kernel_is_a_weighted_mean() -> None:
     assert found.delta.values[1, 0, 0].item() == pytest.approx((1 + 5 * odds) / (1 + odds), rel=1e-3)
 
 
-def test_kernel_looks_at_no_more_landmarks_than_told_and_in_parts_gives_the_same(monkeypatch: Any) -> None:
+def test_kernel_keeps_no_more_landmarks_than_told() -> None:
     bases = [features(50, seed=n) for n in range(4)]
     anchors = [anchor(b, n, 10 * n) for n, b in enumerate(bases)]
     small = TokenKernel(components=8, landmarks=40).fit(anchors)
     large = TokenKernel(components=8, landmarks=4000).fit(anchors)
     assert small.nbytes < large.nbytes
-    whole = large.predict(query(features(20, seed=50)))
-    monkeypatch.setattr("agentflow.cache.kvcmas.kernel._AT_ONCE", LAYERS * 200 * 3)  # three tokens at a time
-    parts = large.predict(query(features(20, seed=50)))
-    assert_close(parts.delta.keys, whole.delta.keys)
-    assert parts.distance == pytest.approx(whole.distance, rel=1e-4)
     assert sum(small.predict(query(features(20, seed=50))).shares.values()) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("nearest", [8, 25, 60])
+def test_kernel_finds_the_twins_of_a_long_segment_among_the_landmarks_it_weighs(nearest: int) -> None:
+    bases = [features(60, seed=n) for n in range(4)]
+    anchors = [anchor(b, 1.0 * n, 10.0 * n) for n, b in enumerate(bases)]
+    found = TokenKernel(components=8, nearest=nearest).fit(anchors).predict(query(bases[2]))
+    assert found.delta.values.shape == (LAYERS, 60, WIDTH)
+    assert_close(found.delta.values[1:], torch.full((LAYERS - 1, 60, WIDTH), 20.0), rtol=0.02, atol=0.1)
+    assert max(found.shares, key=lambda a: found.shares[a]) is anchors[2]
+    assert sum(found.shares.values()) == pytest.approx(1, abs=1e-4)
 
 
 def test_kvcomm_weighs_each_position_by_mean_absolute_difference() -> None:

@@ -108,10 +108,14 @@ class RealBench:
             tokens=self.tokens(trace),
             policy=contender.label,
         )
+        self.check(contender.label)
+        return result
+
+    def check(self, policies: Any) -> None:
+        """Raises EngineFailure when the cache's bookkeeping is not sound after a replay under ``policies``."""
         problems = [p for rank in self.control("check", {}) for p in rank["problems"]]
         if problems:
-            raise EngineFailure(f"after a replay with {contender.label} the cache is not sound: {'; '.join(problems)}")
-        return result
+            raise EngineFailure(f"after a replay with {policies} the cache is not sound: {'; '.join(problems)}")
 
     def tokens(self, trace: Trace) -> SpanTokens:
         """Token ids of the trace's spans."""

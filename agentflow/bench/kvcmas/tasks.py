@@ -35,7 +35,7 @@ TASK_METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("KVComm de-rotated", {"method": "kvcomm-derotated"}),
     ("segment (paper)", {"method": "segment"}),
     ("token-kernel", {"method": "token-kernel", "recompute": 0.0}),
-    ("token-kernel + first 15 %", {"method": "token-kernel"}),
+    ("token-kernel + first 20 %", {"method": "token-kernel"}),
 )
 _LETTERS = "ABCD"
 _SHOWN = (

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
+from agentflow.bench.comparisons.model import Options
+from agentflow.bench.comparisons.real import COMPUTING, RealBench, open_bench
 from agentflow.bench.policies import framework, scheduler
 from agentflow.bench.policies.model import Experiment, Finding
 from agentflow.bench.replay import replay
 from agentflow.bench.simulator import Arrivals
 from agentflow.bench.simulator.result import SimResult
 from agentflow.bench.traces.model import Trace
-from agentflow.bench.traces.spans import SpanTokens
 from agentflow.cache.policy import PolicySpec
-from agentflow.errors import EngineFailure
 
 __all__ = ["EXPERIMENTS", "run_experiments"]
 
 EXPERIMENTS: tuple[Experiment, ...] = (*framework.EXPERIMENTS, *scheduler.EXPERIMENTS)
-#: KV pool of the real engine, in tokens.
-POOL = 12_000
+#: KV pool of the real engine in tokens, and the calls that it runs at once: so few that others wait.
+POOL, RUNNING = 12_000, 2
 
 
 def run_experiments(
@@ -30,7 +28,6 @@ def run_experiments(
     repetitions: int | None = None,
     only: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
-    engine_factory: Callable[[int], Any] | None = None,
 ) -> list[Finding]:
     """Findings in order. ``engine`` runs those of the scheduler, and the adapters', on real engines."""
     times = repetitions or (1 if quick else 5)
@@ -41,8 +38,8 @@ def run_experiments(
                 say(f"{each.policy}: {each.title}")
                 found.append(each.run(times, quick))
         return found
-    with _opened(engine_factory) as opened:
-        for each in scheduler.on_engine(_Serve(opened)):
+    with open_bench(Options(mode="engine", say=say), POOL, max_running=RUNNING, model=COMPUTING) as bench:
+        for each in scheduler.on_engine(_served(bench)):
             if not only or each.policy in only:
                 say(f"{each.policy} on the engine: {each.title}")
                 found.append(each.run(times, quick))
@@ -54,35 +51,11 @@ def run_experiments(
     return found
 
 
-class _Serve:
-    """Replays on one engine; fails when the cache's bookkeeping is not sound afterwards."""
-
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
-        self._tokens: tuple[Trace, SpanTokens] | None = None
-
-    def __call__(
-        self, trace: Trace, policies: Sequence[PolicySpec], pool: int, arrivals: Arrivals, seed: int
-    ) -> SimResult:
-        self.engine.flush()
-        self.engine.control("configure", {"policies": list(policies), "reset": True, "device_tokens": min(pool, POOL)})
-        if self._tokens is None or self._tokens[0] is not trace:
-            self._tokens = (trace, SpanTokens(trace, low=1_000, high=30_000))
-        result = replay(trace, self.engine, arrivals=arrivals, seed=seed, tokens=self._tokens[1])
-        problems = [p for rank in self.engine.control("check") for p in rank["problems"]]
-        if problems:
-            raise EngineFailure(f"after a replay the cache is not sound: {'; '.join(problems)}")
+def _served(bench: RealBench) -> scheduler.Serve:
+    def serve(trace: Trace, policies: Sequence[PolicySpec], pool: int, arrivals: Arrivals, seed: int) -> SimResult:
+        bench.configure(policies, min(pool, POOL))
+        result = replay(trace, bench.engine, arrivals=arrivals, seed=seed, tokens=bench.tokens(trace))
+        bench.check(policies)
         return result
 
-
-@contextlib.contextmanager
-def _opened(factory: Callable[[int], Any] | None) -> Iterator[Any]:
-    if factory is not None:
-        with factory(POOL) as engine:
-            yield engine
-        return
-    from agentflow.engine.embedded import EmbeddedEngine
-    from agentflow.engine.models import random_model
-
-    with EmbeddedEngine(random_model().path, max_total_tokens=POOL, host_ratio=0.0) as engine:
-        yield engine
+    return serve

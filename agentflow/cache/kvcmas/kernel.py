@@ -18,8 +18,8 @@ from agentflow.cache.kvcmas.subspace import Subspace, principal
 
 __all__ = ["TokenKernel", "fold", "spread"]
 
-#: Tokens that the bandwidth is measured on; numbers in the weights that are held at once.
-_PROBES, _AT_ONCE = 128, 1 << 24
+#: Tokens that the bandwidth is measured on.
+_PROBES = 128
 #: The least factor on the bandwidth.
 _CLOSEST = 0.02
 #: First tokens of an anchor that are always among its landmarks: a segment's start changes most.
@@ -33,14 +33,16 @@ class TokenKernel:
     duplicate follows its twin instead of an average.
 
     ``place`` is the weight of where a token stands: the logarithm of its offset in the segment, in units of that
-    distance's root, joins the view. At most ``landmarks`` of an edge's anchor tokens are looked at, each anchor's first
-    and the rest evenly drawn, so that the cost of an estimate grows with its own length only.
+    distance's root, joins the view. At most ``landmarks`` of an edge's anchor tokens are kept in view, each anchor's
+    first and the rest evenly drawn. Each stretch of ``nearest`` tokens is weighed against as many of these, those
+    nearest to it as one layer sees them: weighing is nearly all of the cost.
     """
 
     components: int = 32
     bandwidth: float = 0.4
     place: float = 0.3
     landmarks: int = 2048
+    nearest: int = 512
     seed: int = 0
 
     def fit(self, anchors: Sequence[Anchor]) -> Fitted:
@@ -53,7 +55,7 @@ class TokenKernel:
         near = torch.nan_to_num(_nearest(views), posinf=1.0).clamp_min(1e-9)
         scale = self.place * near.sqrt()
         placed = torch.cat([_placed(view, row, scale) for view, row in zip(views, rows, strict=True)], 1)
-        return _Fitted(tuple(anchors), tuple(rows), space, placed, near, scale, self.bandwidth * near)
+        return _Fitted(tuple(anchors), tuple(rows), space, placed, near, scale, self.bandwidth * near, self.nearest)
 
 
 def _landmarks(tokens: int, most: int) -> torch.Tensor:
@@ -89,6 +91,7 @@ class _Fitted:
     near: torch.Tensor
     scale: torch.Tensor
     width: torch.Tensor
+    nearest: int
 
     @property
     def nbytes(self) -> int:
@@ -98,46 +101,71 @@ class _Fitted:
     def predict(self, query: Query) -> Prediction:
         offsets = torch.arange(len(query.tokens), device=query.features.keys.device)
         view = _placed(self.space.of(query.features), offsets, self.scale)
-        delta_keys = [_only(a.delta_keys, r) for a, r in zip(self.anchors, self.rows, strict=True)]
-        delta_values = [_only(a.delta_values, r) for a, r in zip(self.anchors, self.rows, strict=True)]
-        lefts = [_beside(k, v) for k, v in zip(delta_keys, delta_values, strict=True)]
-        width = (self.width * self._closeness(view))[:, None, None]
-        marks = _logits(self.views, width)
-        keys, values, nearest = [], [], []
-        mass = torch.zeros(len(lefts), device=view.device)
-        step = max(1, _AT_ONCE // (view.shape[0] * self.views.shape[1]))
-        for first in range(0, view.shape[1], step):
-            part = view[:, first : first + step]
-            logits = _asking(part) @ marks.mT
-            nearest.append((part.square().sum(2) - width[:, 0] * logits.amax(2)).clamp_min(0))
-            weights = torch.split_with_sizes(torch.softmax(logits, 2), [m.shape[1] for m in lefts], 2)
-            folded = [w @ left for w, left in zip(weights, lefts, strict=True)]
-            cuts = [k.left.shape[2] for k in delta_keys]
-            keys.append(fold([f[..., :cut] for f, cut in zip(folded, cuts, strict=True)], delta_keys))
-            values.append(fold([f[..., cut:-1] for f, cut in zip(folded, cuts, strict=True)], delta_values))
-            mass += torch.stack([f[..., -1].sum() for f in folded])
+        found = [
+            self._weighed(part) for part in torch.split_with_sizes(view, _stretches(view.shape[1], self.nearest), 1)
+        ]
+        keys, values, apart, mass = zip(*found, strict=True)
         delta = Features(torch.cat(keys, 1), torch.cat(values, 1))
         delta.keys[0], delta.values[0] = 0, 0
-        shares = dict(zip(self.anchors, (mass / (view.shape[0] * view.shape[1])).tolist(), strict=True))
+        part_of = torch.stack(mass).sum(0) / (view.shape[0] * view.shape[1])
+        shares = dict(zip(self.anchors, part_of.tolist(), strict=True))
         size = view.square().sum(2).mean(1).clamp_min(1e-12)
-        distance = float((torch.cat(nearest, 1).mean(1) / size).mean())
+        distance = float((torch.cat(apart, 1).mean(1) / size).mean())
         return Prediction(delta, shares, distance, entropy(list(shares.values())))
 
-    def _closeness(self, view: torch.Tensor) -> float:
+    def _weighed(self, view: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of one stretch: deltas of keys and of values, squared distances (layers, tokens) to the nearest landmarks, and
+        each anchor's mass of the weights."""
+        views, rows = self._picked(view)
+        delta_keys = [_only(a.delta_keys, r) for a, r in zip(self.anchors, rows, strict=True)]
+        delta_values = [_only(a.delta_values, r) for a, r in zip(self.anchors, rows, strict=True)]
+        lefts = [_beside(k, v) for k, v in zip(delta_keys, delta_values, strict=True)]
+        width = (self.width * self._closeness(view, views))[:, None, None]
+        logits = _asking(view) @ _logits(views, width).mT
+        apart = (view.square().sum(2) - width[:, 0] * logits.amax(2)).clamp_min(0)
+        weights = torch.split_with_sizes(torch.softmax(logits, 2), [m.shape[1] for m in lefts], 2)
+        folded = [w @ left for w, left in zip(weights, lefts, strict=True)]
+        cuts = [k.left.shape[2] for k in delta_keys]
+        keys = fold([f[..., :cut] for f, cut in zip(folded, cuts, strict=True)], delta_keys)
+        values = fold([f[..., cut:-1] for f, cut in zip(folded, cuts, strict=True)], delta_values)
+        return keys, values, apart, torch.stack([f[..., -1].sum() for f in folded])
+
+    def _picked(self, view: torch.Tensor) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+        """The landmarks to weigh a stretch against, (layers, landmarks, components + 1), and their rows of each anchor.
+
+        A middle layer ranks them: first those that are the nearest one of some token, then by how little they miss it.
+        """
+        if self.views.shape[1] <= self.nearest:
+            return self.views, self.rows
+        layer = view.shape[0] // 2
+        one = torch.ones(1, 1, device=view.device)
+        near = _asking(view[layer]) @ _logits(self.views[layer], one).mT
+        picked = (near - near.amax(1, keepdim=True)).amax(0).topk(self.nearest).indices.sort().values
+        counts = torch.tensor([len(r) for r in self.rows], device=picked.device)
+        ends = torch.searchsorted(picked, counts.cumsum(0))
+        parts = torch.tensor_split(picked, ends[:-1].tolist())
+        begins = (counts.cumsum(0) - counts).tolist()
+        return self.views[:, picked], [r[p - b] for r, p, b in zip(self.rows, parts, begins, strict=True)]
+
+    def _closeness(self, view: torch.Tensor, views: torch.Tensor) -> float:
         """Mean squared distance of some tokens to the nearest landmark, in units of that between anchors; at most 1."""
         some, one = view[:, :: max(1, view.shape[1] // _PROBES)], torch.ones(1, 1, 1, device=view.device)
-        nearest = some.square().sum(2) - (_asking(some) @ _logits(self.views, one).mT).amax(2)
+        nearest = some.square().sum(2) - (_asking(some) @ _logits(views, one).mT).amax(2)
         return min(1.0, max(_CLOSEST, float((nearest.clamp_min(0).mean(1) / self.near).mean())))
+
+
+def _stretches(tokens: int, most: int) -> list[int]:
+    return [min(most, tokens - first) for first in range(0, tokens, most)]
 
 
 def _logits(landmarks: torch.Tensor, width: torch.Tensor) -> torch.Tensor:
     """With :func:`_asking` a product that gives ``(2 q v - v v) / width``: minus squared distances over ``width``, but
     for the asking token's own square."""
-    return torch.cat([landmarks, landmarks.square().sum(2, keepdim=True)], 2) / width
+    return torch.cat([landmarks, landmarks.square().sum(-1, keepdim=True)], -1) / width
 
 
 def _asking(view: torch.Tensor) -> torch.Tensor:
-    return torch.cat([2 * view, torch.full_like(view[..., :1], -1.0)], 2)
+    return torch.cat([2 * view, torch.full_like(view[..., :1], -1.0)], -1)
 
 
 def _beside(keys: LowRank, values: LowRank) -> torch.Tensor:

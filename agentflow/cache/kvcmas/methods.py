@@ -48,7 +48,7 @@ METHODS: Mapping[str, Method] = {
     "ridge": Method(title="ridge regression on principal components", estimator=Ridge()),
     "token-kernel": Method(
         title="kernel regression token by token",
-        estimator=TokenKernel(), base_share=0.75, recompute=0.15, choice="first",
+        estimator=TokenKernel(), base_share=0.75, recompute=0.20, choice="first",
     ),
 }  # fmt: skip
 
