@@ -114,7 +114,7 @@ class _Fitted:
         return Prediction(delta, shares, distance, entropy(list(shares.values())))
 
     def _weighed(self, view: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of one stretch: deltas of keys and of values, squared distances (layers, tokens) to the nearest landmarks, and
+        """Deltas of keys and of values of one stretch, squared distances (layers, tokens) to the nearest landmarks, and
         each anchor's mass of the weights."""
         views, rows = self._picked(view)
         delta_keys = [_only(a.delta_keys, r) for a, r in zip(self.anchors, rows, strict=True)]
