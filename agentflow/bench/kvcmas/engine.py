@@ -70,7 +70,9 @@ STANDARD = Size(
     anchor_tokens=512,
     checked=2,
 )
-QUICK = Size(loads=(Load(tokens=512, workflows=3),), anchors=3, anchor_tokens=512, checked=1)
+QUICK = Size(
+    loads=(Load(tokens=512, workflows=3), Load(tokens=2048, workflows=1)), anchors=3, anchor_tokens=512, checked=1
+)
 
 
 @dataclass(frozen=True, slots=True)
