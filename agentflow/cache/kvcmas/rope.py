@@ -85,16 +85,19 @@ class Rope:
         cos = (angles.cos() * factor).to(keys.device, torch.float32)
         sin = (angles.sin() * (sign * factor)).to(keys.device, torch.float32)
         out = keys.to(torch.float32, copy=True)
-        turned = out[..., : self.dim]
-        if self.halves:
-            first, second = turned[..., : self.dim // 2].clone(), turned[..., self.dim // 2 :].clone()
-            turned[..., : self.dim // 2] = first * cos - second * sin
-            turned[..., self.dim // 2 :] = second * cos + first * sin
-        else:
-            first, second = turned[..., 0::2].clone(), turned[..., 1::2].clone()
-            turned[..., 0::2] = first * cos - second * sin
-            turned[..., 1::2] = second * cos + first * sin
+        # A CPU turns one layer after another: what lies between stays in its cache.
+        for part in out.unbind(0) if out.dim() > 3 and out.device.type == "cpu" else (out,):
+            self._turn_in_place(part[..., : self.dim], cos, sin)
         return out.to(keys.dtype)
+
+    def _turn_in_place(self, turned: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        if self.halves:
+            one, other = turned[..., : self.dim // 2], turned[..., self.dim // 2 :]
+        else:
+            one, other = turned[..., 0::2], turned[..., 1::2]
+        first, second = one.clone(), other.clone()
+        one.copy_(first * cos - second * sin)
+        other.copy_(second * cos + first * sin)
 
 
 def unsupported(
