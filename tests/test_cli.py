@@ -242,8 +242,9 @@ def test_a_run_is_recorded_where_asked(
 
     monkeypatch.setattr(engine_options, "_started", lambda args, pool: ScriptedEngine({"answerer": ["4"]}))
     given = ("run", "agents.py:graph", "--input", '{"question": "2+2?"}', "--json", "--record")
-    assert main([*given, "nowhere/run.jsonl"]) == 2
-    assert "no such folder; nothing was run" in capsys.readouterr().err
+    for wrong, why in (("nowhere/run.jsonl", "no such folder"), (".", "give the name of a file"), ("", "the name")):
+        assert main([*given, wrong]) == 2
+        assert why in capsys.readouterr().err
     assert main([*given, "run.jsonl"]) == 0
     trace = read_trace("run.jsonl")
     assert [[c.agent for c in w.calls] for w in trace.workflows] == [["answerer"]]

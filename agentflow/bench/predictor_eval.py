@@ -111,8 +111,8 @@ def compare(
 
 def tables(trace: Trace) -> dict[str, list[float]]:
     """Top-1 of steps 1 to 3 of mere tables, which on a long trace show what there is to know: by the current agent
-    alone (a Markov chain for each step), and by the agent before it, the length of its turn and its turns so far, too,
-    which is all of the past that the SWE-bench-like load draws from."""
+    alone (a Markov chain for each step), and by the agent before it, the length of its turn and the tester's turns so
+    far, too, which is all of the agents' past that the SWE-bench-like load draws from."""
     runs = [r.agents for r in runs_of(trace)]
     aside = round(HELD_OUT * len(runs))
     found: dict[str, list[float]] = {}
@@ -133,11 +133,11 @@ def tables(trace: Trace) -> dict[str, list[float]]:
 
 
 def _turns(path: Sequence[str]) -> tuple[Any, ...]:
-    """The current agent, the one before it, calls of its turn (at most 12) and its turns so far (at most 3)."""
+    """The current agent, the one before it, calls of its turn (at most 12) and turns of the tester (at most 3)."""
     turns = [(agent, len(list(calls))) for agent, calls in groupby(path)]
     agent, length = turns[-1]
     before = turns[-2][0] if len(turns) > 1 else None
-    return agent, before, min(length, 12), min(sum(1 for a, _ in turns if a == agent), 3)
+    return agent, before, min(length, 12), min(sum(1 for a, _ in turns if a == "tester"), 3)
 
 
 def measure_speed(trace: Trace, *, rounds: int = 30) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,16 +41,25 @@ def open_engine(args: argparse.Namespace, *, pool_tokens: int | None = None) -> 
     Raises before the engine starts for what it can tell of ``args``.
     """
     record: Path | None = args.record
-    if record is not None and not record.parent.is_dir():
-        raise UsageError(f"--record {record}: no such folder; nothing was run")
+    if record is not None:
+        _check_writable(record)
     with _started(args, pool_tokens) as engine:
         if record is None:
             yield engine
             return
         from agentflow.bench.traces.record import recording
 
-        with recording(engine, record, name=record.name.split(".")[0]) as recorded:
+        with recording(engine, record, name=record.name.split(".")[0] or "recorded") as recorded:
             yield recorded
+
+
+def _check_writable(record: Path) -> None:
+    if not record.name or record.is_dir():
+        raise UsageError(f"--record {record}: give the name of a file; nothing was run")
+    if not record.parent.is_dir():
+        raise UsageError(f"--record {record}: no such folder; nothing was run")
+    if not os.access(record.parent, os.W_OK):
+        raise UsageError(f"--record {record}: the folder is not writable; nothing was run")
 
 
 def _started(args: argparse.Namespace, pool_tokens: int | None) -> Engine:

@@ -62,6 +62,8 @@ async def solve(args: argparse.Namespace) -> dict[str, Any]:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    if args.record is not None and args.solver != "agents":
+        raise UsageError(f"--record records what an engine does; --solver {args.solver} runs none")
     instances = (load_file(args.instances) if args.instances else load_own())[: args.tasks]
     if not instances:
         raise UsageError("there is no task to solve")

@@ -29,7 +29,7 @@ _HEAD = 8
 @dataclass(frozen=True, slots=True)
 class TokenKernel:
     """``bandwidth`` is in units of the median squared distance of a token to the nearest one of another anchor. For a
-    segment whose tokens are nearer to the landmarks than that it shrinks in proportion, so that a repeat or a near
+    stretch whose tokens are nearer to the landmarks than that it shrinks in proportion, so that a repeat or a near
     duplicate follows its twin instead of an average.
 
     ``place`` is the weight of where a token stands: the logarithm of its offset in the segment, in units of that

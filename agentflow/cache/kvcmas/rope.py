@@ -86,8 +86,8 @@ class Rope:
         sin = (angles.sin() * (sign * factor)).to(keys.device, torch.float32)
         out = keys.to(torch.float32, copy=True)
         # A CPU turns one layer after another: what lies between stays in its cache.
-        for part in out.unbind(0) if out.dim() > 3 and out.device.type == "cpu" else (out,):
-            self._turn_in_place(part[..., : self.dim], cos, sin)
+        for part in range(len(out)) if out.dim() > 3 and out.device.type == "cpu" else (slice(None),):
+            self._turn_in_place(out[part][..., : self.dim], cos, sin)
         return out.to(keys.dtype)
 
     def _turn_in_place(self, turned: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:

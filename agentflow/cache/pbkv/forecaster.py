@@ -56,6 +56,13 @@ class Forecaster:
         if following == END and path:
             self.recent.append(Run(tuple(path)))
 
+    def prior(self, agent: str, following: Sequence[str]) -> None:
+        """Edges of a static graph; the next forecast knows them."""
+        before = self.graph.version
+        self.graph.prior(agent, following)
+        if self.graph.version != before:
+            self._embedded = None
+
     def forecast_many(
         self,
         paths: Sequence[Sequence[str]],

@@ -61,7 +61,7 @@ class CallGraph:
 
     ``counts[a, b]`` counts ``b`` after ``a``, ``counts[a, LIMIT]`` workflows that were over after ``a``. At most
     ``LIMIT`` agents are held; more are not told apart. ``far[d]`` counts what came ``d + 2`` steps later. ``version``
-    grows with every new agent or edge, which is when embeddings must be made anew. One owner, one thread.
+    grows with every new agent or edge. One owner, one thread.
     """
 
     def __init__(self, *, distances: int = 3) -> None:

@@ -326,7 +326,7 @@ class _Desk:
                 forecaster.learn(path, following)
                 self._runs += following == END
             elif kind == "prior":
-                forecaster.graph.prior(*cast("tuple[str, tuple[str, ...]]", args))
+                forecaster.prior(*cast("tuple[str, tuple[str, ...]]", args))
             else:
                 forecaster.graph.sized(*cast("tuple[str, int, int]", args))
         if self._fresh is not None:
