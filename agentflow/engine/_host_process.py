@@ -132,7 +132,7 @@ class HostProcess:
         env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / "agentflow-inductor"))
         if "GOMP_SPINCOUNT" not in env:
             # Threads of OpenMP that spin while they wait for one another starve each other on a machine that does
-            # anything else: with one core taken, a start and its work took over five times as long.
+            # anything else: with one core taken, a start and its work took over four times as long.
             env.setdefault("OMP_WAIT_POLICY", "passive")
         env["TMPDIR"] = str(self._folder)  # SGLang leaves its sockets behind; the folder goes with the host
         root = str(Path(agentflow.__file__).resolve().parent.parent)
