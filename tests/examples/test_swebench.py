@@ -450,6 +450,8 @@ async def test_predictions_resume_after_a_crash(tmp_path: Path) -> None:
 
 def test_the_command_line_with_the_oracle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "p.jsonl"
+    assert main(["--solver", "oracle", "--record", str(tmp_path / "trace.jsonl")]) == 2
+    assert "--record records what an engine does" in capsys.readouterr().err
     assert main(["--solver", "oracle", "--tasks", "2", "--json", "--predictions", str(file)]) == 0
     shown = capsys.readouterr()
     result = json.loads(shown.out)
