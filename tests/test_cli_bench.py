@@ -74,6 +74,9 @@ def test_bench_as_json(small: list[Options], capsys: pytest.CaptureFixture[str])
     [
         (["bench"], "which comparison?"),
         (["bench", "speed"], "no comparison 'speed'"),
+        (["bench", "ttl", "--only", "memo"], "--only is an option of policies, not of ttl"),
+        (["bench", "policies", "--items", "4"], "--items is an option of kvcmas, not of policies"),
+        (["bench", "policies", "--only", "lru"], "no experiment with lru here; there are memo"),
         (["bench", "parity", "--simulated"], "mode engine only"),
         (["bench", "ttl", "--engine", "--simulated"], "not allowed with"),
         (["bench", "ttl", "--repetitions", "0"], "at least 1"),

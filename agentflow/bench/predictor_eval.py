@@ -3,7 +3,8 @@
 Every predictor is trained on the same runs and forecasts the same held-out ones, without learning from them. Of steps
 1 to 3 it prints top-1, log-loss and calibration error, for a first-order Markov chain, the learned predictor,
 the learned predictor without one of its signals each, and R-GCN; and the time to forecast 64 live workflows on one
-core.
+core. ``swebench-runs`` are 400 recorded runs on SWE-bench, whose agent is what each command was for; ``swebench`` and
+``hover`` are generated.
 
 A forecast's probabilities are mixed with 1 % of an even spread over all agents of the set and the end, for all
 predictors alike, so that the log-loss of what was held impossible is finite. ``unnameable`` is the share of next calls
@@ -29,7 +30,6 @@ import numpy as np
 import torch
 
 from agentflow.bench.predictor_data import Vector, load, read_hidden, runs_of, write_hidden
-from agentflow.bench.traces.importers import import_trace
 from agentflow.bench.traces.model import Trace
 from agentflow.cache.pbkv.calibration import expected_calibration_error
 from agentflow.cache.pbkv.forecast import END, Steps
@@ -186,6 +186,15 @@ def hidden_of_who_and_when(folder: Path, model: str, *, tokens: int = 384) -> di
     return out
 
 
+def _public(folder: Path) -> list[tuple[str, str, Path]]:
+    """Public traces that are there, by name: their format and where they lie."""
+    known = (
+        ("who-and-when", "who-and-when", folder / "who-and-when"),
+        ("swebench-runs", "mini-swe-agent-phases", folder / "mini-swe-agent" / "steps_first400.jsonl.gz"),
+    )
+    return [each for each in known if each[2].exists()]
+
+
 def _markov(runs: Sequence[Run], edges: Mapping[str, Sequence[str]]) -> Forecasts:
     chain = Markov(edges=edges, window=10_000_000)
     for run in runs:
@@ -237,7 +246,9 @@ def _over_splits(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print everything as one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m agentflow.bench.predictor_eval", description=__doc__)
-    parser.add_argument("--data", default="../shared/data", help="folder that holds who-and-when (default %(default)s)")
+    parser.add_argument(
+        "--data", default="../shared/data", help="folder of who-and-when and mini-swe-agent (default %(default)s)"
+    )
     parser.add_argument("--trace", action="append", default=[], metavar="SOURCE", help="another trace; may be repeated")
     parser.add_argument("--splits", type=int, default=3, help="divisions of the runs (default %(default)s)")
     parser.add_argument("--workflows", type=int, default=200, help="workflows of generated loads (default %(default)s)")
@@ -256,21 +267,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = {name: tables(load(f"generate={name}:{LONG}")) for name in loads}
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return 0
-    folder = Path(options.data) / "who-and-when"
     sources = {"hover": f"generate=hover:{options.workflows}", "swebench": f"generate=swebench:{options.workflows}"}
+    sources |= {name: f"{kind}={path}" for name, kind, path in _public(Path(options.data))}
     sources |= {Path(s).name: s for s in options.trace}
-    traces: dict[str, Trace] = {"who-and-when": import_trace("who-and-when", folder).trace} if folder.is_dir() else {}
-    traces |= {name: load(source) for name, source in sources.items()}
+    traces = {name: load(source) for name, source in sources.items() if not options.only or name in options.only}
     hidden: dict[str, Vector] = {}
     if options.hidden is not None:
         if not Path(options.hidden).exists():
             model = str(resolve_model(options.model).path)
-            write_hidden(hidden_of_who_and_when(folder, model, tokens=options.tokens), options.hidden)
+            write_hidden(
+                hidden_of_who_and_when(Path(options.data) / "who-and-when", model, tokens=options.tokens),
+                options.hidden,
+            )
         hidden = read_hidden(options.hidden)
     out: dict[str, Any] = {"sets": {}, "milliseconds_for_64_workflows_on_one_core": {}}
     for name, trace in traces.items():
-        if options.only and name not in options.only:
-            continue
         mine = hidden if name == "who-and-when" else {}
         out["sets"][name] = _over_splits([compare(trace, split=s, hidden=mine) for s in range(options.splits)])
         out["milliseconds_for_64_workflows_on_one_core"][name] = measure_speed(trace)

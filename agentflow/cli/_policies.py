@@ -11,7 +11,7 @@ from typing import Any
 
 from agentflow.cli.output import Output
 
-__all__ = ["ENTRY", "run_policies_bench"]
+__all__ = ["ENTRY", "add_options", "run_policies_bench"]
 
 #: How it is listed beside the comparisons.
 ENTRY = {
@@ -19,6 +19,13 @@ ENTRY = {
     "title": "each policy of the runtime layer on its own load",
     "modes": ["simulated", "engine"],
 }
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `policies` alone has."""
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="POLICY", help="policies: this one alone; may be repeated"
+    )
 
 
 def run_policies_bench(args: argparse.Namespace, out: Output, target: Path | None) -> int:
@@ -33,7 +40,9 @@ def run_policies_bench(args: argparse.Namespace, out: Output, target: Path | Non
             if status is not None:
                 status.update(f"policies: {text}")
 
-        found = run_experiments(engine=args.engine, quick=args.quick, repetitions=args.repetitions, say=say)
+        found = run_experiments(
+            engine=args.engine, quick=args.quick, repetitions=args.repetitions, only=args.only, say=say
+        )
     data = {
         "benchmark": "policies",
         "mode": "engine" if args.engine else "simulated",

@@ -32,6 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repetitions", type=int, metavar="N", help="repetitions (default: what the comparison says)")
     parser.add_argument("--out", metavar="FILE", help="write the results to FILE as JSON")
     _kvcmas.add_options(parser)
+    _policies.add_options(parser)
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
@@ -42,13 +43,16 @@ def run(args: argparse.Namespace, out: Output) -> int:
         found = [comparison(name) for name in comparison_names()]
         for one in found:
             out.show(f"{one.name:<10} {one.title} ({' or '.join(one.modes)})")
-        out.show(f"{'kvcmas':<10} {_kvcmas.ENTRY['title']} (model or simulated)")
+        out.show(f"{'kvcmas':<10} {_kvcmas.ENTRY['title']} (model, simulated or engine)")
         out.show(f"{'policies':<10} {_policies.ENTRY['title']} ({' or '.join(_policies.ENTRY['modes'])})")
         listed = [{"name": c.name, "title": c.title, "modes": list(c.modes)} for c in found]
         out.result({"comparisons": [*listed, _kvcmas.ENTRY, _policies.ENTRY]})
         return 0
     if args.name is None:
         raise UsageError(f"which comparison? There are {', '.join(comparison_names())}, kvcmas, policies")
+    for option, owner in (("items", "kvcmas"), ("tasks", "kvcmas"), ("only", "policies")):
+        if getattr(args, option) not in (None, []) and args.name != owner:
+            raise UsageError(f"--{option} is an option of {owner}, not of {args.name}")
     if args.name == "kvcmas":
         return _kvcmas.run_kvcmas_bench(args, out, _writable(args.out) if args.out else None)
     if args.name == "policies":

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from agentflow.bench import policy_cost
-from agentflow.bench.policies import EXPERIMENTS
+from agentflow.bench.policies import EXPERIMENTS, run_experiments
 from agentflow.bench.policies.scheduler import admission, fairness
 from agentflow.bench.simulator import EngineSpec, RooflineCost, simulate
 from agentflow.bench.simulator.config import Arrivals
 from agentflow.bench.traces.generators import Plan, generate
+from agentflow.errors import UsageError
 
 RUN = {e.policy: e.run for e in EXPERIMENTS}
 
@@ -21,6 +22,14 @@ def test_findings_of_the_framework(policy: str) -> None:
     found = RUN[policy](1, True)
     assert found.met, found
     assert all(least <= found.figures[n][0] <= most for n, (least, most) in found.spread.items())
+
+
+def test_one_policy_alone_and_one_that_is_not_there() -> None:
+    assert [f.policy for f in run_experiments(quick=True, only=["safety"])] == ["safety"]
+    with pytest.raises(UsageError, match="no experiment with adapters here; there are memo"):
+        run_experiments(only=["safety", "adapters"])
+    with pytest.raises(UsageError, match="there are shaping, fairness, admission, adapters"):
+        run_experiments(engine=True, only=["memo"])
 
 
 @pytest.mark.slow

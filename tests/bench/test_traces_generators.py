@@ -14,6 +14,7 @@ import pytest
 from agentflow.bench.traces import fit
 from agentflow.bench.traces.generators import GENERATORS, Plan, generate, measured
 from agentflow.bench.traces.generators._draw import PROBABILITIES, choose, count, draw
+from agentflow.bench.traces.importers.mini_swe_agent import phase_of
 from agentflow.bench.traces.model import Trace, TraceCall
 from agentflow.errors import UsageError
 
@@ -247,6 +248,6 @@ def test_fitting_needs_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_commands_of_coding_agents_have_a_phase() -> None:
-    assert fit.phase_of("cd /x && pytest -q") == "tester"
-    assert fit.phase_of("cat <<EOF > test_a.py") == "coder"
-    assert fit.phase_of("sed -n 1,9p a.py") == fit.phase_of(None) == "planner"
+    assert phase_of("cd /x && pytest -q") == "tester"
+    assert phase_of("cat <<EOF > test_a.py") == "coder"
+    assert phase_of("sed -n 1,9p a.py") == phase_of(None) == "planner"

@@ -151,8 +151,8 @@ def test_steps_grow_shrink_and_drop_reasoning(tmp_path: Path) -> None:
         tmp_path / "s.jsonl.gz",
         step(0, 200, 100, 1000),
         step(1, 350, 100, 1013),
-        step(2, 400, 20, 1020),
-        step(3, 180, 10, 1030),
+        step(2, 400, 20, 1020, action="sed -i s/a/b/ a.py"),
+        step(3, 180, 10, 1030, action=None),
         "broken",
         step(4, 0, 10, 1040),
     )
@@ -168,6 +168,10 @@ def test_steps_grow_shrink_and_drop_reasoning(tmp_path: Path) -> None:
     assert calls[1].tools[0].name == "pytest"
     assert calls[1].tools[0].outcome == "error"
     assert calls[1].delay == pytest.approx(13 - 2 - 0.87)
+    assert {c.agent for c in calls} == {"agent"}
+    phases = import_trace("mini-swe-agent-phases", path).trace.workflows[0].calls
+    assert [c.agent for c in phases] == ["tester", "tester", "coder", "planner"]  # what each call's own command is for
+    assert [c.prompt for c in phases] == [c.prompt for c in calls]
 
 
 def test_sub_agents_run_beside_and_are_waited_for(tmp_path: Path) -> None:

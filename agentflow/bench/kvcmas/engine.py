@@ -59,16 +59,16 @@ class Size:
 
 STANDARD = Size(
     loads=(
-        Load(tokens=512, workflows=6),
-        Load(tokens=512, workflows=8, gap=20.0),
-        Load(tokens=512, workflows=8, gap=10.0),
-        Load(tokens=1024, workflows=4),
-        Load(tokens=2048, workflows=3),
-        Load(tokens=4096, workflows=2),
+        Load(tokens=512, workflows=3),
+        Load(tokens=512, workflows=6, gap=20.0),
+        Load(tokens=512, workflows=6, gap=10.0),
+        Load(tokens=1024, workflows=2),
+        Load(tokens=2048, workflows=1),
+        Load(tokens=4096, workflows=1),
     ),
-    anchors=6,
+    anchors=4,
     anchor_tokens=512,
-    checked=2,
+    checked=1,
 )
 QUICK = Size(
     loads=(Load(tokens=512, workflows=3), Load(tokens=2048, workflows=1)), anchors=3, anchor_tokens=512, checked=1

@@ -13,10 +13,12 @@ from agentflow.bench.simulator import Arrivals
 from agentflow.bench.simulator.result import SimResult
 from agentflow.bench.traces.model import Trace
 from agentflow.cache.policy import PolicySpec
+from agentflow.errors import UsageError
 
 __all__ = ["EXPERIMENTS", "run_experiments"]
 
 EXPERIMENTS: tuple[Experiment, ...] = (*framework.EXPERIMENTS, *scheduler.EXPERIMENTS)
+POLICIES = tuple(dict.fromkeys(e.policy for e in EXPERIMENTS))
 #: KV pool of the real engine in tokens, and the calls that it runs at once: so few that others wait.
 POOL, RUNNING = 12_000, 2
 
@@ -29,20 +31,29 @@ def run_experiments(
     only: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Finding]:
-    """Findings in order. ``engine`` runs those of the scheduler, and the adapters', on real engines."""
+    """Findings in order. ``engine`` runs those of the scheduler, and the adapters', on real engines.
+
+    Raises UsageError when ``only`` names a policy that has no experiment there.
+    """
     times = repetitions or (1 if quick else 5)
-    found: list[Finding] = []
-    if not engine:
-        for each in EXPERIMENTS:
+    known = list(dict.fromkeys([e.policy for e in scheduler.EXPERIMENTS] + ["adapters"] if engine else POLICIES))
+    if unknown := [name for name in only if name not in known]:
+        raise UsageError(f"no experiment with {', '.join(unknown)} here; there are {', '.join(known)}")
+
+    def run(experiments: Sequence[Experiment], where: str = "") -> list[Finding]:
+        found = []
+        for each in experiments:
             if not only or each.policy in only:
-                say(f"{each.policy}: {each.title}")
+                say(f"{each.policy}{where}: {each.title}")
                 found.append(each.run(times, quick))
         return found
-    with open_bench(Options(mode="engine", say=say), POOL, max_running=RUNNING, model=COMPUTING) as bench:
-        for each in scheduler.on_engine(_served(bench)):
-            if not only or each.policy in only:
-                say(f"{each.policy} on the engine: {each.title}")
-                found.append(each.run(times, quick))
+
+    if not engine:
+        return run(EXPERIMENTS)
+    found: list[Finding] = []
+    if not only or set(only) - {"adapters"}:
+        with open_bench(Options(mode="engine", say=say), POOL, max_running=RUNNING, model=COMPUTING) as bench:
+            found += run(scheduler.on_engine(_served(bench)), " on the engine")
     if not only or "adapters" in only:
         from agentflow.bench.policies.adapters import adapters
 

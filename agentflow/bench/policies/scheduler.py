@@ -127,9 +127,16 @@ def fairness(
 
 
 def admission(
-    repetitions: int, quick: bool, *, serve: Serve = simulated, mode: Mode = "simulated", scale: float = 1.0
+    repetitions: int,
+    quick: bool,
+    *,
+    serve: Serve = simulated,
+    mode: Mode = "simulated",
+    scale: float = 1.0,
+    limits: Mapping[str, float] | None = None,
 ) -> Finding:
-    """More and more programs at once, each of which holds a growing context over its tool calls."""
+    """More and more programs at once, each of which holds a growing context over its tool calls. ``limits`` are the
+    policy's, in pools."""
     flows = 24 if quick else 36
     levels = (2, 8, 24)
 
@@ -150,7 +157,8 @@ def admission(
         out["last over best"] = rates[-1] / max(rates)
         return out
 
-    runs = [(once(["admission", "lru"], s), once(["lru"], s)) for s in range(repetitions)]
+    policy: PolicySpec = {"name": "admission", **(limits or {})}
+    runs = [(once([policy, "lru"], s), once(["lru"], s)) for s in range(repetitions)]
     mine, spread = median_of([with_it for with_it, _ in runs])
     base, _ = median_of([without for _, without in runs])
     return Finding(
@@ -166,11 +174,11 @@ def admission(
 
 def on_engine(serve: Serve) -> tuple[Experiment, ...]:
     """The same on a real engine, with shorter texts. Shaping has less room there: the anchors are short, and with room
-    for three calls they stay by themselves."""
+    for three calls they stay by themselves. Admission has lower limits: the few calls that run are never too few."""
     made: Mapping[str, tuple[str, Any]] = {
         "shaping": ("calls of one agent together", partial(shaping, loads=("mmlu", "humaneval"), room=1.5)),
         "fairness": ("a hostile tenant", fairness),
-        "admission": ("more programs than fit", admission),
+        "admission": ("more programs than fit", partial(admission, limits={"high": 1.25, "low": 1.0})),
     }
     return tuple(
         Experiment(policy=name, mode="engine", title=title, run=partial(run, serve=serve, mode="engine", scale=0.1))

@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from agentflow.bench.traces.generators._draw import PROBABILITIES
+from agentflow.bench.traces.importers.mini_swe_agent import phase_of
 
-__all__ = ["CHARS_PER_TOKEN", "fit", "main", "phase_of", "render"]
+__all__ = ["CHARS_PER_TOKEN", "fit", "main", "render"]
 
 #: The usual rule of thumb for English and code in today's tokenizers.
 CHARS_PER_TOKEN = 4.0
@@ -35,16 +36,6 @@ Fitted = tuple[Any, str]
 #: A first prompt with more tokens of its own than this, or an answer longer than this, is a session that was
 #: taken up again, or one that ran into its limit.
 _FRESH, _RUNAWAY = 8_000, 4_000
-_CHECK = re.compile(r"pytest|runtests|manage\.py test|tox|unittest|bin/test|python3? ")
-_EDIT = re.compile(r"<<|sed -i|git apply|patch ")
-
-
-def phase_of(action: str | None) -> str:
-    """What a coding agent's shell command is for: ``planner`` (reading), ``coder`` (editing), ``tester`` (running)."""
-    text = action or ""
-    if _EDIT.search(text):
-        return "coder"
-    return "tester" if _CHECK.search(text) else "planner"
 
 
 def fit(data: Path) -> dict[str, Fitted]:

@@ -115,15 +115,16 @@ def _named(found: npt.NDArray[np.float32], agents: Sequence[str], horizon: int, 
     """Arrays (b, steps, agents + 1) as steps. What the unnamed had goes to the named, so that the end keeps its
     probability."""
     n = len(agents)
-    chances = found[:, :, :n]
     if not n:
         return [({END: 1.0},) * horizon for _ in found]
-    mask = chances >= np.minimum(least, chances.max(2, keepdims=True))
-    values = np.where(mask, chances, 0.0)
-    values *= chances.sum(2, keepdims=True) / np.maximum(values.sum(2, keepdims=True), 1e-9)
-    names = [agents[i] for i in np.nonzero(mask)[2].tolist()]
-    flat = values[mask].tolist()
-    stops = np.cumsum(mask.sum(2)).tolist()
+    k = found.shape[1]
+    chances = found[:, :, :n].reshape(-1, n)
+    named = np.flatnonzero(chances >= np.minimum(least, chances.max(1, keepdims=True)))
+    row, values = named // n, chances.ravel()[named]
+    held = np.bincount(row, values, minlength=len(chances))
+    values *= (chances.sum(1) / np.maximum(held, 1e-9))[row]
+    names, flat = [agents[i] for i in (named % n).tolist()], values.tolist()
+    stops = np.cumsum(np.bincount(row, minlength=len(chances))).tolist()
     ends = found[:, :, n].ravel().tolist()
     steps: list[dict[str, float]] = []
     start = 0
@@ -132,5 +133,4 @@ def _named(found: npt.NDArray[np.float32], agents: Sequence[str], horizon: int, 
         step[END] = end
         steps.append(step)
         start = stop
-    k = found.shape[1]
     return [tuple(steps[i : i + k] + steps[i + k - 1 : i + k] * (horizon - k)) for i in range(0, len(steps), k)]

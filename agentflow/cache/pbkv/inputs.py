@@ -145,30 +145,31 @@ class Chain:
         self._transitions = graph.transitions().astype(np.float32)
         self.agents = len(graph)
         self.version = graph.version
-        self._found = np.empty((self.agents + 1, steps, self.agents + 1), np.float32)
-        self._known = np.zeros(self.agents + 1, bool)
+        self._found = np.empty((0, steps, self.agents + 1), np.float32)
+        self._place = np.full(self.agents + 1, -1)  # of a state in what was found
 
     def rows(self, current: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        missing = np.unique(current[~self._known[current]])
+        missing = np.unique(current[self._place[current] < 0])
         if len(missing):
-            self._found[missing] = self._steps(missing)
-            self._known[missing] = True
-        return self._found[current]
+            self._place[missing] = len(self._found) + np.arange(len(missing))
+            self._found = np.concatenate([self._found, self._steps(missing)])
+        found: npt.NDArray[np.float32] = self._found[self._place[current]]
+        return found
 
     def _steps(self, current: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         n, steps = self.agents, self._found.shape[1]
         unknown = self._transitions[:n].mean(0) if n else self._transitions[n]
-        rows = np.where((current >= 0)[:, None], self._transitions[current], unknown)
         out = np.empty((len(current), steps, n + 1), np.float32)
-        alive = np.ones((len(current), 1), np.float32)
-        transitions = torch.from_numpy(self._transitions)
-        for k in range(steps):
-            survives = np.maximum(rows[:, :n].sum(1, keepdims=True), 1e-9)
-            hazard = np.clip(1.0 - survives / alive, 1e-6, 1.0 - 1e-6)
-            out[:, k, :n] = np.log(np.maximum(rows[:, :n] / survives, 1e-9))
-            out[:, k, n] = np.log(hazard / (1.0 - hazard))[:, 0]
-            alive = survives
-            rows = (torch.from_numpy(rows) @ transitions).numpy()  # NumPy would take all cores for it
+        out[:, 0] = np.where((current >= 0)[:, None], self._transitions[current], unknown)
+        rows, transitions = torch.from_numpy(out), torch.from_numpy(self._transitions)
+        for k in range(1, steps):
+            rows[:, k] = rows[:, k - 1] @ transitions  # NumPy's product would take all cores
+        survives = np.maximum(out[:, :, :n].sum(2), 1e-9)
+        alive = np.concatenate([np.ones((len(current), 1), np.float32), survives[:, :-1]], axis=1)
+        hazard = np.clip(1.0 - survives / alive, 1e-6, 1.0 - 1e-6)
+        out[:, :, :n] /= survives[:, :, None]
+        out[:, :, :n] = np.log(np.maximum(out[:, :, :n], 1e-9))
+        out[:, :, n] = np.log(hazard / (1.0 - hazard))
         return out
 
 

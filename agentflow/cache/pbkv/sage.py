@@ -108,7 +108,9 @@ class Network(nn.Module):
         """Log-probabilities of agents given a next call (b, steps, agents), and log-odds of the end (b, steps)."""
         shape, path = self.shape, given["path"]
         b, n = len(path), len(embedded)
-        held = torch.cat([embedded, embedded.new_zeros(1, shape.width)])[path]  # -1 is the row of zeros
+        known = torch.cat([embedded, embedded.new_zeros(1, shape.width)])
+        rows = path.remainder(n + 1).flatten()  # -1 is the row of zeros
+        held = known.index_select(0, rows).view(b, LENGTH, shape.width)
         context = given["context"] * float(shape.use_path)
         current = held[:, 0] * float(shape.use_current)
         fused = torch.cat([current, self._path(held, given, context), context, self._text(given, b)], dim=1)
@@ -129,13 +131,17 @@ class Network(nn.Module):
         b, width = len(held), self.shape.width
         if not self.shape.use_path:
             return held.new_zeros(b, 2 * width)
-        tokens = held + self.places.weight + self.runs(given["runs"])
-        query = self.query(torch.cat([held[:, 0], context], dim=1)).view(b, 2, 1, width)
-        key = self.key(tokens).view(b, LENGTH, 2, width).transpose(1, 2)
-        value = self.value(tokens).view(b, LENGTH, 2, width).transpose(1, 2)
+        tokens = held + self.places.weight + self.runs.weight.index_select(0, given["runs"].flatten()).view_as(held)
+        query = self.query(torch.cat([held[:, 0], context], dim=1)).view(b, 2, width)
         there = given["path"] >= 0
         there[:, 0] = True
-        found = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=there[:, None, None])
+        # Keys and values are linear in the tokens: the query is turned to the tokens instead, and their weighted sum is
+        # turned to a value. The keys' bias is the same for all of a path and falls out of the softmax.
+        turned = torch.einsum("bhd,hdw->bhw", query, self.key.weight.view(2, width, width))
+        scores = turned @ tokens.transpose(1, 2) / math.sqrt(width)
+        weights = torch.softmax(scores.masked_fill(~there[:, None], -torch.inf), dim=-1)
+        found = torch.einsum("bhw,hdw->bhd", weights @ tokens, self.value.weight.view(2, width, width))
+        found = found + self.value.bias.view(2, width)
         return self.drop(found.reshape(b, 2 * width))  # type: ignore[no-any-return]
 
     def _text(self, given: dict[str, Tensor], b: int) -> Tensor:

@@ -10,7 +10,11 @@ from agentflow.bench.traces.importers.bfcl import import_bfcl
 from agentflow.bench.traces.importers.continuum import import_continuum
 from agentflow.bench.traces.importers.kv_cache_tester import import_kv_cache_tester
 from agentflow.bench.traces.importers.lmcache import import_lmcache
-from agentflow.bench.traces.importers.mini_swe_agent import import_mini_swe_steps, import_mini_swe_trajectories
+from agentflow.bench.traces.importers.mini_swe_agent import (
+    import_mini_swe_phases,
+    import_mini_swe_steps,
+    import_mini_swe_trajectories,
+)
 from agentflow.bench.traces.importers.who_and_when import import_who_and_when
 from agentflow.bench.traces.importing import Imported, ImportReport, Rejected
 from agentflow.bench.traces.mooncake import import_agentic, import_plain
@@ -25,6 +29,7 @@ IMPORTERS: Final[Mapping[str, Callable[..., Imported]]] = {
     "continuum": import_continuum,
     "kv-cache-tester": import_kv_cache_tester,
     "lmcache": import_lmcache,
+    "mini-swe-agent-phases": import_mini_swe_phases,
     "mini-swe-agent-steps": import_mini_swe_steps,
     "mini-swe-agent-trajectories": import_mini_swe_trajectories,
     "mooncake": import_plain,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,34 @@ from agentflow.bench.traces.jsonl import OnError
 from agentflow.bench.traces.model import Span, Trace, TraceCall, TraceTool, TraceWorkflow
 from agentflow.bench.traces.spans import Ids, SpanTrie
 
-__all__ = ["import_mini_swe_steps", "import_mini_swe_trajectories"]
+__all__ = ["import_mini_swe_phases", "import_mini_swe_steps", "import_mini_swe_trajectories", "phase_of"]
+
+_CHECK = re.compile(r"pytest|runtests|manage\.py test|tox|unittest|bin/test|python3? ")
+_EDIT = re.compile(r"<<|sed -i|git apply|patch ")
 
 #: The model's own part of the time between two answers, as the shortest of 15,000 gaps show it: seconds, and
 #: seconds per token written.
 LATENCY, PER_TOKEN = 2.0, 0.0087
 
 
+def phase_of(action: str | None) -> str:
+    """What a coding agent's shell command is for: ``planner`` (reading), ``coder`` (editing), ``tester`` (running)."""
+    text = action or ""
+    if _EDIT.search(text):
+        return "coder"
+    return "tester" if _CHECK.search(text) else "planner"
+
+
 def import_mini_swe_steps(
-    path: str | os.PathLike[str], *, on_error: OnError = "skip", system_tokens: int = 140
+    path: str | os.PathLike[str], *, on_error: OnError = "skip", system_tokens: int = 140, phases: bool = False
 ) -> Imported:
     """A table of steps: ``instance_id, step, created (s), prompt_tokens, completion_tokens, action, returncode``.
 
     A record is a step. Prompts are taken to grow by the answer before them and what the command printed; where
     one is shorter than that, the answer's end is not in it (a model's reasoning), where one is shorter than the
     prompt before, the history begins afresh behind the first ``system_tokens``, which all runs share. Tools last
-    as long as the gap between answers less the model's part of it.
+    as long as the gap between answers less the model's part of it. All calls are those of one agent; with ``phases``
+    a call's agent is what its command is for (:func:`phase_of`).
     """
     source, report = Path(path), ImportReport(on_error)
     runs: dict[str, list[dict[str, Any]]] = {}
@@ -50,15 +63,27 @@ def import_mini_swe_steps(
     zero = min((r["created"] for steps in runs.values() for r in steps), default=0.0)
     for name, steps in runs.items():
         steps.sort(key=lambda r: r["step"])
-        workflows.append(_run(name, steps, system, zero, report))
+        workflows.append(_run(name, steps, system, zero, report, phases))
         report.used += len(steps)
     workflows.sort(key=lambda w: w.arrival)
     return Imported(
-        Trace(name=source.name.partition(".")[0], workflows=tuple(workflows), meta=_meta(source, "steps")), report
+        Trace(
+            name=source.name.partition(".")[0],
+            workflows=tuple(workflows),
+            meta=_meta(source, "phases" if phases else "steps"),
+        ),
+        report,
     )
 
 
-def _run(name: str, steps: list[dict[str, Any]], system: Span, zero: float, report: ImportReport) -> TraceWorkflow:
+def import_mini_swe_phases(path: str | os.PathLike[str], **options: Any) -> Imported:
+    """:func:`import_mini_swe_steps` with ``phases``: who was at work when, in runs on SWE-bench."""
+    return import_mini_swe_steps(path, phases=True, **options)
+
+
+def _run(
+    name: str, steps: list[dict[str, Any]], system: Span, zero: float, report: ImportReport, phases: bool
+) -> TraceWorkflow:
     prompt = [system, Span(f"{name}.task", steps[0]["prompt_tokens"] - system.tokens)]
     calls: list[TraceCall] = []
     for i, step in enumerate(steps):
@@ -80,7 +105,7 @@ def _run(name: str, steps: list[dict[str, Any]], system: Span, zero: float, repo
         calls.append(
             TraceCall(
                 id=f"{name}-{i}",
-                agent="agent",
+                agent=phase_of(step.get("action")) if phases else "agent",
                 prompt=tuple(prompt),
                 output=tuple(output),
                 wait_for=(calls[-1].id,) if calls else (),
