@@ -263,11 +263,12 @@ class Ledger:
         if record.anonymous:
             return True
         now = self._clock()
-        return any(True for _ in self._live_owners(record, now))
+        return any(self._keeps(thread, index, now) for thread, index in record.owners.items())
 
     def live_owners(self, record: NodeRecord) -> list[Thread]:
         """Threads that keep the node live."""
-        return list(self._live_owners(record, self._clock()))
+        now = self._clock()
+        return [thread for thread, index in record.owners.items() if self._keeps(thread, index, now)]
 
     def retired_because(self, record: NodeRecord) -> str:
         """Why a node that is not live is retired, for people."""
@@ -286,11 +287,9 @@ class Ledger:
         paused = sum(w.state == "paused" for w in self.workflows.values())
         return running, paused
 
-    def _live_owners(self, record: NodeRecord, now: float) -> Iterator[Thread]:
-        for thread, index in record.owners.items():
-            workflow = thread.workflow
-            if index >= thread.floor and workflow.state != "ended" and not self._expired(workflow, now):
-                yield thread
+    def _keeps(self, thread: Thread, index: int, now: float) -> bool:
+        workflow = thread.workflow
+        return index >= thread.floor and workflow.state != "ended" and not self._expired(workflow, now)
 
     def _expired(self, workflow: Workflow, now: float) -> bool:
         limit = self.limits.paused_seconds if workflow.state == "paused" else self.limits.idle_seconds

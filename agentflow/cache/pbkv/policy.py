@@ -238,11 +238,15 @@ class PBKVEvict(Policy):
         owners = self.ledger.live_owners(node)
         if not owners:
             return (1.0, 0.0) if node.anonymous else (0.0, 0.0)
-        value = self._value(owners, lambda p: p.values)
+        value = self._value(owners, _values)
         return (1.0, round(value / RESOLUTION) * RESOLUTION)
 
     def _value(self, owners: Sequence[Thread], of: Callable[[_Path], Mapping[str, float]]) -> float:
         """Sum over the owning workflows, and over the agents that touch the node, of their predicted worth."""
+        if len(owners) == 1:  # most nodes, and an eviction may ask for many
+            (owner,) = owners
+            path = self._paths.get(owner.workflow.id)
+            return 0.0 if path is None or owner.agent is None else of(path).get(owner.agent, 0.0)
         agents = {t.agent for t in owners if t.agent is not None}
         total = 0.0
         for workflow in {t.workflow.id for t in owners}:
@@ -258,12 +262,16 @@ class PBKVEvict(Policy):
             if node.anonymous:
                 return Explanation("active: used by callers without a workflow, of which nothing is predicted")
             return Explanation(f"retired: {self.ledger.retired_because(node)}", {"active": 0.0, "score": 0.0})
-        terms: dict[str, float] = {"active": 1.0, "score": self._value(owners, lambda p: p.values)}
+        terms: dict[str, float] = {"active": 1.0, "score": self._value(owners, _values)}
         for k in range(self.horizon):
             terms[f"p{k + 1}"] = round(self._value(owners, partial(_step, k=k)), 4)
         if self.trust is not None:
             terms["trust"] = round(self.trust.weight, 4)
         return Explanation("active, least predicted reuse of what remains", terms)
+
+
+def _values(path: _Path) -> Mapping[str, float]:
+    return path.values
 
 
 def _step(path: _Path, k: int) -> Mapping[str, float]:
