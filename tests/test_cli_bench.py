@@ -74,7 +74,9 @@ def test_bench_as_json(small: list[Options], capsys: pytest.CaptureFixture[str])
     [
         (["bench"], "which comparison?"),
         (["bench", "speed"], "no comparison 'speed'"),
-        (["bench", "ttl", "--only", "memo"], "--only is an option of policies, not of ttl"),
+        (["bench", "ttl", "--only", "memo"], "--only is an option of kvcmas and policies, not of ttl"),
+        (["bench", "kvcmas", "--only", "default"], "--only chooses methods of kvcmas --engine"),
+        (["bench", "kvcmas", "--engine", "--only", "magic"], "no method magic; there are nonshared, fullshared"),
         (["bench", "policies", "--items", "4"], "--items is an option of kvcmas, not of policies"),
         (["bench", "policies", "--only", "lru"], "no experiment with lru here; there are memo"),
         (["bench", "parity", "--simulated"], "mode engine only"),

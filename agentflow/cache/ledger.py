@@ -11,7 +11,7 @@ and read when a node is asked about. All state is bounded (see :class:`Limits`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 

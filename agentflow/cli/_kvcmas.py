@@ -72,7 +72,11 @@ def run_kvcmas_bench(args: argparse.Namespace, out: Output, target: Path | None)
 
 
 def _on_the_engine(args: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    from agentflow.bench.kvcmas.engine import QUICK, STANDARD, run_engine_bench
+    from agentflow.bench.kvcmas.engine import METHODS, QUICK, STANDARD, run_engine_bench
 
+    if unknown := sorted(set(args.only) - set(METHODS)):
+        raise UsageError(f"no method {', '.join(unknown)}; there are {', '.join(METHODS)}")
     size = QUICK if args.quick else STANDARD
-    return run_engine_bench(folder, size=replace(size, repetitions=args.repetitions or size.repetitions), say=say)
+    methods = [m for m in METHODS if m == METHODS[0] or not args.only or m in args.only]
+    size = replace(size, repetitions=args.repetitions or size.repetitions)
+    return run_engine_bench(folder, size=size, methods=methods, say=say)

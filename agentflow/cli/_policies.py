@@ -11,7 +11,7 @@ from typing import Any
 
 from agentflow.cli.output import Output
 
-__all__ = ["ENTRY", "add_options", "run_policies_bench"]
+__all__ = ["ENTRY", "run_policies_bench"]
 
 #: How it is listed beside the comparisons.
 ENTRY = {
@@ -19,13 +19,6 @@ ENTRY = {
     "title": "each policy of the runtime layer on its own load",
     "modes": ["simulated", "engine"],
 }
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `policies` alone has."""
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="POLICY", help="policies: this one alone; may be repeated"
-    )
 
 
 def run_policies_bench(args: argparse.Namespace, out: Output, target: Path | None) -> int:

@@ -32,7 +32,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repetitions", type=int, metavar="N", help="repetitions (default: what the comparison says)")
     parser.add_argument("--out", metavar="FILE", help="write the results to FILE as JSON")
     _kvcmas.add_options(parser)
-    _policies.add_options(parser)
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="policies: this policy alone; kvcmas --engine: this method beside nonshared; may be repeated",
+    )
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
@@ -50,9 +56,11 @@ def run(args: argparse.Namespace, out: Output) -> int:
         return 0
     if args.name is None:
         raise UsageError(f"which comparison? There are {', '.join(comparison_names())}, kvcmas, policies")
-    for option, owner in (("items", "kvcmas"), ("tasks", "kvcmas"), ("only", "policies")):
-        if getattr(args, option) not in (None, []) and args.name != owner:
-            raise UsageError(f"--{option} is an option of {owner}, not of {args.name}")
+    for option, owners in (("items", ["kvcmas"]), ("tasks", ["kvcmas"]), ("only", ["kvcmas", "policies"])):
+        if getattr(args, option) not in (None, []) and args.name not in owners:
+            raise UsageError(f"--{option} is an option of {' and '.join(owners)}, not of {args.name}")
+    if args.name == "kvcmas" and args.only and not args.engine:
+        raise UsageError("--only chooses methods of kvcmas --engine")
     if args.name == "kvcmas":
         return _kvcmas.run_kvcmas_bench(args, out, _writable(args.out) if args.out else None)
     if args.name == "policies":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing, nullcontext
+from contextlib import aclosing, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,14 +21,14 @@ from pydantic import ConfigDict, Field
 from agentflow.engine._messages import Expected, answer_chunk, answer_message, to_dicts
 from agentflow.engine._structured import json_schema_of, reader, with_raw
 from agentflow.engine.base import Call, Chunk, Completion, Engine, Reuse, Sampling
-from agentflow.engine.context import current, run_for
+from agentflow.engine.context import current, default_reuse, run_for
 from agentflow.engine.guarded import aguarded, done_of, early, guarded, guards_now, refuse, work_of
 from agentflow.engine.in_flight import tracked
 from agentflow.engine.prompt import PromptBuilder
 from agentflow.engine.tool_calls import ContentGate, tool_call_schema
 from agentflow.engine.workflow import WorkflowRun
 from agentflow.errors import CallAborted, UsageError
-from agentflow.runtime.guards import Guards
+from agentflow.runtime.guards import Done, Guards
 
 __all__ = ["AgentflowChat", "DEFAULT_MAX_TOKENS"]
 
@@ -191,7 +191,8 @@ class AgentflowChat(BaseChatModel):
         asked = self._ask(messages, stop, kwargs)
         asked.begin_stream()
         source: Any = self.engine.stream(asked.call)
-        with tracked(self.engine, asked.call), closing(source) if hasattr(source, "close") else nullcontext():
+        closes = closing(source) if hasattr(source, "close") else nullcontext()
+        with asked.accounted(), tracked(self.engine, asked.call), closes:
             for chunk in source:
                 for out in asked.chunks(chunk):
                     if run_manager is not None:
@@ -208,7 +209,7 @@ class AgentflowChat(BaseChatModel):
         asked = self._ask(messages, stop, kwargs)
         asked.begin_stream()
         source: Any = self.engine.astream(asked.call)
-        with tracked(self.engine, asked.call):
+        with asked.accounted(), tracked(self.engine, asked.call):
             async with aclosing(source) if hasattr(source, "aclose") else nullcontext():
                 async for chunk in source:
                     for out in asked.chunks(chunk):
@@ -242,7 +243,7 @@ class AgentflowChat(BaseChatModel):
             segments=prompt.segments,
             anchor=prompt.anchor,
             adapter=adapter,
-            reuse=reuse or (run.reuse if run is not None else "exact"),
+            reuse=reuse or (run.reuse if run is not None else default_reuse.get()),
             at=replace(at, agent=self.agent) if at.agent is None and self.agent is not None else at,
             sampling=sampling,
             time_limit=limit,
@@ -299,6 +300,7 @@ class _Asked:
     run: WorkflowRun | None
     gate: ContentGate | None
     passed: int = 0
+    tokens: int = 0
     guards: tuple[Guards, ...] = ()
 
     def begin_stream(self) -> None:
@@ -306,6 +308,16 @@ class _Asked:
         self.guards = guards_now(self.engine)
         if self.guards:
             refuse(self.guards, work_of(self.call))
+
+    @contextmanager
+    def accounted(self) -> Iterator[None]:
+        """A stream that is left before its end was used as far as it came: the guards hear of that."""
+        try:
+            yield
+        finally:
+            used = Done(value=None, ok=False, prompt_tokens=len(self.call.token_ids), output_tokens=self.tokens)
+            for each in self.guards:
+                each.finished(work_of(self.call), used)
 
     def result(self, completion: Completion) -> ChatResult:
         """The answer as LangChain's result; the workflow's report gets it too."""
@@ -316,6 +328,7 @@ class _Asked:
     def chunks(self, chunk: Chunk) -> Iterator[ChatGenerationChunk]:
         """A chunk of the answer as LangChain's chunks; text that may begin a tool call is held back."""
         text = chunk.text
+        self.tokens += len(chunk.token_ids)
         if self.expected == "call":
             text = ""
         elif self.gate is not None:
@@ -324,7 +337,8 @@ class _Asked:
             self.passed += len(text)
             yield ChatGenerationChunk(message=AIMessageChunk(content=text))
         if chunk.completion is not None:
-            for each in self.guards:
+            guards, self.guards = self.guards, ()
+            for each in guards:
                 each.finished(work_of(self.call), done_of(chunk.completion))
             self._record(chunk.completion)
             raw = self._raw(chunk.completion)

@@ -7,17 +7,22 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from agentflow.engine.base import Coordinates, Engine
+from agentflow.engine.base import Coordinates, Engine, Reuse
 
 if TYPE_CHECKING:
     from agentflow.engine.workflow import WorkflowRun
+    from agentflow.runtime.guards import Guards
 
-__all__ = ["binder", "current", "current_run", "handled_tool_run", "run_for"]
+__all__ = ["binder", "current", "current_run", "default_reuse", "graph_guards", "handled_tool_run", "run_for"]
 
 #: Coordinates of the workflow step that runs in this context; the chat model puts them on its calls.
 current: ContextVar[Coordinates] = ContextVar("agentflow_coordinates", default=Coordinates())  # noqa: B039 (frozen)
 #: The workflow run that this context belongs to, if any.
 current_run: ContextVar[WorkflowRun | None] = ContextVar("agentflow_run", default=None)
+#: The policies given to the graphs around this context, the innermost graph's first.
+graph_guards: ContextVar[tuple[Guards, ...]] = ContextVar("agentflow_graph_guards", default=())
+#: How calls reuse KV where no run is known and nothing else is said; a call made early has its run's way.
+default_reuse: ContextVar[Reuse] = ContextVar("agentflow_reuse", default="exact")
 #: LangChain's run id of the tool call whose events :mod:`agentflow.tools` emits itself. A callback handler that
 #: emits tool events leaves out the call whose ``run_id`` equals it, and no other (not those made inside it).
 handled_tool_run: ContextVar[UUID | None] = ContextVar("agentflow_handled_tool_run", default=None)

@@ -16,10 +16,10 @@ from typing import Any
 
 from agentflow.engine._portal import Portal
 from agentflow.engine.base import Call, Completion, Engine, new_id
-from agentflow.engine.context import current_run
+from agentflow.engine.context import current_run, graph_guards
 from agentflow.engine.in_flight import tracked
 from agentflow.errors import WorkflowStopped
-from agentflow.runtime.guards import Done, Guards, Proceed, Stop, Work
+from agentflow.runtime.guards import Done, Guards, Stop, Work, run_inside
 
 __all__ = [
     "Early",
@@ -30,16 +30,15 @@ __all__ = [
     "guards_now",
     "portal_now",
     "refuse",
-    "run_inside",
     "work_of",
 ]
 
 
 def guards_now(engine: Engine | None = None) -> tuple[Guards, ...]:
-    """The guards of the surrounding workflow run, the graph's before the engine's; outside of any, the engine's."""
+    """The guards of the surrounding graphs, the innermost first, and of the engine; outside of any, the engine's."""
     run = current_run.get()
     if run is not None:
-        return run.guards
+        return tuple(dict.fromkeys((*graph_guards.get(), *run.guards)))
     return (engine.guards,) if engine is not None and engine.guards is not None else ()
 
 
@@ -105,13 +104,6 @@ def guarded(engine: Engine, call: Call, guards: Sequence[Guards]) -> Completion:
     return completion
 
 
-async def run_inside(guards: Sequence[Guards], work: Work, proceed: Proceed) -> Done:
-    """Do the work inside all of ``guards``, the first ones outermost."""
-    for each in reversed(guards):
-        proceed = _inside(each, work, proceed)
-    return await proceed()
-
-
 def done_of(completion: Completion) -> Done:
     """A finished call as guards see it."""
     usage = completion.usage
@@ -123,10 +115,6 @@ def done_of(completion: Completion) -> Done:
         cached_tokens=usage.cached,
         output_tokens=usage.completion_tokens,
     )
-
-
-def _inside(guards: Guards, work: Work, proceed: Proceed) -> Proceed:
-    return lambda: guards.run(work, proceed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -83,6 +83,10 @@ class WorkflowRun:
         self.decisions: deque[Decision] = deque(maxlen=LOG_LIMIT)
         self.dropped_events = 0
         self._guards = guards
+        self._listening: list[Guards] = []
+        #: What a person was asked to approve: (task, how many were asked in it before) -> the call. A task that is
+        #: taken up again asks anew, and its model may ask for something else.
+        self.asked: dict[tuple[str, int], str] = {}
         self.reuse: Reuse = reuse
         self._clock = clock
         self._seq = after_seq
@@ -94,6 +98,17 @@ class WorkflowRun:
         """The policies that the framework drives in this run: the graph's, then the engine's."""
         engine = getattr(self.engine, "guards", None)
         return tuple(g for g in (self._guards, engine) if g is not None)
+
+    def listened(self, guards: Sequence[Guards]) -> None:
+        """Let policies of a graph inside this run, or beside it in the same workflow, hear its events from now on."""
+        with self._lock:
+            self._listening += [g for g in guards if g not in self._listening and g not in self.guards]
+
+    def forget_asked(self, task: str) -> None:
+        """The task is done: what was asked in it will not be asked again."""
+        if self.asked:
+            for place in [p for p in self.asked if p[0] == task]:
+                del self.asked[place]
 
     @property
     def last_seq(self) -> int:
@@ -118,7 +133,7 @@ class WorkflowRun:
             if isinstance(event, ToolStarted | ToolEnded):
                 self._count_tool(event)
             self.engine.emit(event)
-            for guards in self.guards:
+            for guards in (*self.guards, *self._listening):
                 guards.observe(event)
         return event
 

@@ -12,9 +12,12 @@ import contextvars
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables.config import var_child_runnable_config
+
 from agentflow.cache.ledger import EARLY
-from agentflow.engine.base import Call, Completion, Coordinates, Engine
-from agentflow.engine.context import current
+from agentflow.engine.base import Call, Completion, Coordinates, Engine, Reuse
+from agentflow.engine.context import current, default_reuse
 from agentflow.engine.guarded import Early, done_of, early, portal_now, work_of
 from agentflow.engine.in_flight import tracked
 from agentflow.engine.workflow import WorkflowRun
@@ -30,12 +33,15 @@ __all__ = ["start_early", "wrote"]
 
 
 def wrote(scope: NodeScope, run: WorkflowRun, node: AgentNode, value: Any) -> None:
-    """Tell the policies that bet on it what an agent wrote."""
+    """Tell the policies that bet on it what an agent wrote. Never raises."""
     if isinstance(node.spec.writes, str):
         for guards in run.guards:
             speculation = guards.guard(Speculation.name)
             if isinstance(speculation, Speculation):
-                speculation.wrote(scope.root.graph, node.name or "", value)
+                try:
+                    speculation.wrote(scope.root.graph, node.name or "", value)
+                except Exception:
+                    guards.runtime.failed(speculation, "wrote")
 
 
 def start_early(scope: NodeScope, run: WorkflowRun, node: AgentNode, state: Any) -> None:
@@ -63,11 +69,7 @@ def _start(
     following: AgentNode | None = scope.root.binding.agent_nodes.get(effect.agent)
     if following is None or effect.workflow != run.workflow or scope.nested:
         return
-    guess = _guess(scope, speculation, node, state)
-    try:
-        messages = following.opening(guess)
-    except Exception:  # the state lacks what the agent before it writes: nothing can be said yet
-        return
+    messages = _opening(following, _guess(scope, speculation, node, state))
     if messages is None:
         return
     bet = speculation.begin(effect)
@@ -75,7 +77,7 @@ def _start(
         return
     at = run.coordinates(effect.agent, branch=EARLY)
     portal = portal_now()
-    task = asyncio.run_coroutine_threadsafe(_ask(following, messages, at, bet), portal.loop)
+    task = asyncio.run_coroutine_threadsafe(_ask(following, messages, at, run.reuse, bet), portal.loop)
 
     def give_up() -> None:
         task.cancel()
@@ -90,7 +92,21 @@ def _start(
     bet.cancel = lambda: portal.call_soon(give_up)
 
 
-async def _ask(node: AgentNode, messages: Any, at: Coordinates, bet: Bet) -> None:
+def _opening(node: AgentNode, state: Any) -> list[BaseMessage] | None:
+    """The messages with which ``node`` would begin on ``state``, None when nothing can be said.
+
+    Its prompt function runs outside the node that is under way: an ``interrupt()`` in it would take an answer that
+    was given to that node.
+    """
+    context = contextvars.copy_context()
+    context.run(var_child_runnable_config.set, None)
+    try:
+        return context.run(node.opening, state)
+    except Exception:  # mostly, the state lacks what the agent before it writes
+        return None
+
+
+async def _ask(node: AgentNode, messages: list[BaseMessage], at: Coordinates, reuse: Reuse, bet: Bet) -> None:
     """Make the call, apart from everything that follows what happens in the graph."""
 
     async def make(engine: Engine, call: Call) -> Completion:
@@ -104,6 +120,7 @@ async def _ask(node: AgentNode, messages: Any, at: Coordinates, bet: Bet) -> Non
     def within() -> asyncio.Task[Any]:
         early.set(Early(make))
         current.set(at)
+        default_reuse.set(reuse)
         return asyncio.ensure_future(node.first_model().ainvoke(messages))
 
     try:

@@ -69,8 +69,14 @@ class Workflows:
         self._lock = threading.Lock()
 
     def enter(self, engine: Engine, root: RootScope) -> tuple[WorkflowRun, Entry]:
-        """The run of ``root``'s workflow, and whether it begins or goes on; the caller emits the event."""
+        """The run of ``root``'s workflow, and whether it begins or goes on; the caller emits the event.
+
+        A workflow of another tenant is never joined: where one has the id already, ``root``'s gets another.
+        """
         with self._lock:
+            holder = self._live[root.workflow].run if root.workflow in self._live else self._paused.get(root.workflow)
+            if holder is not None and holder.tenant != root.tenant:
+                root.workflow = f"{root.workflow[: MAX_FIELD_CHARS // 2]} ({root.tenant})"[:MAX_FIELD_CHARS]
             live = self._live.get(root.workflow)
             if live is not None:
                 live.roots += 1
@@ -180,6 +186,8 @@ class NodeScope:
     agent: str
     branch: str | None
     task: str
+    #: How many approvals were asked for in it.
+    asked: int = 0
     #: Whether it is a node of a graph inside the one that was called.
     nested: bool = False
     #: How many attempts of the same task failed before this one, and the branch name without its attempt if the

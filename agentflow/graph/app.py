@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self
 from uuid import uuid4
 
@@ -10,11 +11,13 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphRecursionError
 from langgraph.graph.state import CompiledStateGraph
 
+from agentflow.engine.context import graph_guards
 from agentflow.engine.workflow import WorkflowRun
 from agentflow.errors import SetupError, UsageError, WorkflowStopped
 from agentflow.graph._options import refuse_unknown
 from agentflow.graph.handler import AgentflowHandler, collected_runs
 from agentflow.graph.result import RunOutcome, RunResult
+from agentflow.runtime.guards import Guards
 
 __all__ = ["AgentApp"]
 
@@ -71,12 +74,18 @@ class AgentApp(CompiledStateGraph[Any, Any, Any, Any]):
         run_id = (config or {}).get("run_id") or uuid4()
         source = super().stream(input, {**(config or {}), "run_id": run_id}, **kwargs)
         try:
-            yield from _kept_open(source)
+            yield from _kept_open(source, handler.binding.guards)
         except GeneratorExit:
             handler.abandon(run_id)
             raise
         finally:
             source.close()  # type: ignore[attr-defined]
+
+    def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+        """LangGraph's ``astream``."""
+        source = super().astream(input, config, **kwargs)
+        guards = self.handler.binding.guards if self.handler is not None else None
+        return source if guards is None else _aunder(source, guards)
 
     def run(
         self,
@@ -160,10 +169,40 @@ class AgentApp(CompiledStateGraph[Any, Any, Any, Any]):
         return out
 
 
-def _kept_open(source: Iterator[Any]) -> Iterator[Any]:
-    """The items of ``source``, which closing this iterator does not close."""
-    for item in source:  # noqa: UP028 (`yield from` would close it)
+@contextmanager
+def _holding(guards: Guards | None) -> Iterator[None]:
+    """What is started here is under ``guards`` too, innermost; a graph inside another has its own policies."""
+    held = graph_guards.get()
+    token = graph_guards.set(held if guards is None or guards in held else (guards, *held))
+    try:
+        yield
+    finally:
+        graph_guards.reset(token)
+
+
+def _kept_open(source: Iterator[Any], guards: Guards | None) -> Iterator[Any]:
+    """The items of ``source``, made under ``guards``. Closing this iterator does not close ``source``."""
+    while True:
+        with _holding(guards):
+            try:
+                item = next(source)
+            except StopIteration:
+                return
         yield item
+
+
+async def _aunder(source: AsyncIterator[Any], guards: Guards) -> AsyncIterator[Any]:
+    """The items of ``source``, made under ``guards``."""
+    try:
+        while True:
+            with _holding(guards):
+                try:
+                    item = await anext(source)
+                except StopAsyncIteration:
+                    return
+            yield item
+    finally:
+        await source.aclose()  # type: ignore[attr-defined]
 
 
 class _Watch:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.prebuilt import ToolNode
 
 from agentflow.cache.policy import PolicySpec
 from agentflow.engine.base import Engine, Reuse, check_reuse
@@ -36,8 +37,8 @@ def attach(
 
     ``name`` names the graph and ``tenant`` who pays, in events. ``max_steps`` is a bound on its steps.
     ``policies`` are those of the framework (``safety``, ``memo``, ``hedging``) for this graph's runs, beside the
-    engine's. With ``reuse="corrected"`` calls may use other agents' KV of what they share, corrected: faster, and
-    nearly exact (see the guide to KVCMAS).
+    engine's; rules for tools are refused where LangGraph's own ``ToolNode`` runs them. With ``reuse="corrected"`` calls
+    may use other agents' KV of what they share, corrected: faster, and nearly exact (see the guide to KVCMAS).
     """
     if not isinstance(graph, CompiledStateGraph):
         raise UsageError(f"attach() takes a compiled graph, not {type(graph).__name__}; call .compile() first")
@@ -61,6 +62,14 @@ def binding_of(
 ) -> Binding:
     """What can be said of a compiled graph beforehand: its edges, and the labels of its branches."""
     check_reuse(reuse)
+    guards = Guards(policies) if policies else None
+    for each in (guards, getattr(engine, "guards", None)):
+        if each is not None and (rules := each.rules_tools()) and (foreign := _foreign_tools(graph)):
+            raise UsageError(
+                f"{rules} cannot be kept in this graph: {', '.join(foreign)} is LangGraph's ToolNode, whose calls no"
+                " policy sees. Run them by agentflow.graph.tool_node(tools) or an Agent's tools, or leave those options"
+                " out"
+            )
     builder = graph.builder
     successors: dict[str, list[str]] = {}
     for start, end in sorted(builder._all_edges):
@@ -78,7 +87,19 @@ def binding_of(
         successors={k: tuple(v) for k, v in successors.items()},
         labels=labels,
         agents=agents,
-        guards=Guards(policies) if policies else None,
+        guards=guards,
         agent_nodes=agent_nodes or {},
         reuse=reuse,
     )
+
+
+def _foreign_tools(graph: CompiledStateGraph[Any, Any, Any, Any]) -> list[str]:
+    """Nodes, those of graphs inside included, that are LangGraph's own ``ToolNode``."""
+    inside: list[tuple[str, Any]] = [(f"{name}.", sub) for name, sub in graph.get_subgraphs(recurse=True)]
+    return [
+        f"{prefix}{name}" for prefix, g in [("", graph), *inside] for name, n in g.nodes.items() if _is_foreign(n.bound)
+    ]
+
+
+def _is_foreign(runnable: Any) -> bool:
+    return any(isinstance(step, ToolNode) for step in getattr(runnable, "steps", [runnable]))

@@ -20,7 +20,7 @@ from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.types import Command
 
 from agentflow.engine.base import Completion, Engine, Timings, Usage
-from agentflow.engine.context import binder, current, current_run, handled_tool_run
+from agentflow.engine.context import binder, current, current_run, graph_guards, handled_tool_run
 from agentflow.engine.in_flight import abort_calls
 from agentflow.engine.workflow import WorkflowRun
 from agentflow.errors import CallAborted
@@ -223,6 +223,7 @@ class AgentflowHandler(GraphCallbackHandler):
         binder.set(NodeBinder(self, node))
         if run is not None:
             current.set(run.coordinates(agent, step=step, branch=node.branch))
+            run.listened(graph_guards.get())
         return node
 
     def _main_run(self, root: RootScope) -> WorkflowRun | None:
@@ -244,6 +245,7 @@ class AgentflowHandler(GraphCallbackHandler):
         if root.ended:
             return root.runs.get(id(engine))
         run = self._run_on(root, engine)
+        run.listened(graph_guards.get())
         self._announce(node, run)
         return run
 
@@ -292,6 +294,8 @@ class AgentflowHandler(GraphCallbackHandler):
             self._bury(node.run_id)  # a node in a thread goes on
             abort_calls(root.workflow, agent=node.agent, branch=node.branch)
         for run in list(root.runs.values()):
+            if not isinstance(error, GraphInterrupt):
+                run.forget_asked(node.task)
             step = node.steps.get(id(run))
             if step is not None:
                 run.emit(AgentEnded, agent=node.agent, step=step, next=following)

@@ -9,22 +9,52 @@ from weakref import WeakKeyDictionary
 from langchain_core.messages import ToolCall
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
+from langgraph.config import get_config
 from langgraph.prebuilt import InjectedState, InjectedStore, ToolRuntime
 from langgraph.runtime import get_runtime
 from langgraph.types import interrupt
 
+from agentflow.engine.context import binder, current_run
 from agentflow.errors import UsageError
 from agentflow.tools import ToolExecutor
 from agentflow.tools.node import ToolExecutorNode
 
 __all__ = ["GraphInjector", "tool_executor", "tool_node"]
 
+#: Where LangGraph keeps the checkpointer in a node's configuration.
+_CHECKPOINTER = "__pregel_checkpointer"
+
 
 def tool_executor(tools: Iterable[BaseTool | Callable[..., Any]], **options: Any) -> ToolExecutor:
     """A :class:`~agentflow.tools.ToolExecutor` that gives tools the state, store and runtime of the graph."""
     options.setdefault("inject", GraphInjector())
-    options.setdefault("approve", interrupt)
+    options.setdefault("approve", _approve)
     return ToolExecutor(tools, **options)
+
+
+def _approve(question: Mapping[str, Any]) -> Any:
+    """Ask a person by an interrupt, and again where the answer was for another call.
+
+    A node that goes on after an interrupt runs from its start and asks its model again, and LangGraph hands it the
+    answers by their order alone. What was asked is known as long as the workflow's run is in this process.
+    """
+    if get_config().get("configurable", {}).get(_CHECKPOINTER) is None:
+        raise UsageError(
+            f"a policy wants a person's approval of {question.get('tool')}, and this graph cannot wait for one: compile"
+            " it with a checkpointer and run it with a thread_id"
+        )
+    bound, run = binder.get(), current_run.get()
+    node = getattr(bound, "node", None)
+    if node is None or run is None:
+        return interrupt(question)
+    call = repr((question.get("tool"), question.get("arguments")))
+    while True:
+        place = (node.task, node.asked)
+        node.asked += 1
+        asked = run.asked.setdefault(place, call)
+        answer = interrupt(question)
+        if asked == call:
+            return answer
 
 
 def tool_node(

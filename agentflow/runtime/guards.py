@@ -12,15 +12,28 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from agentflow.cache.ledger import Ledger
-from agentflow.cache.policy import Policy, PolicySpec
+from agentflow.cache.policy import Policy, PolicySpec, check_policies
 from agentflow.errors import UsageError
 from agentflow.events import Event
 from agentflow.runtime.layer import Runtime
 
-__all__ = ["Ask", "Deny", "Done", "Guard", "Guards", "Proceed", "StartAgent", "Stop", "Verdict", "Work"]
+__all__ = [
+    "Ask",
+    "Deny",
+    "Done",
+    "Guard",
+    "Guards",
+    "Proceed",
+    "StartAgent",
+    "Stop",
+    "Verdict",
+    "Work",
+    "run_inside",
+]
 
 logger = logging.getLogger("agentflow.runtime")
 
@@ -118,8 +131,19 @@ class Guard(Policy):
         """Do the work by ``await proceed()``, or in another way. Each further ``proceed()`` is a try of its own."""
         return await proceed()
 
+    def approved(self, work: Work) -> None:
+        """A person approved of work for which ``allow`` said :class:`Ask`."""
+
+    def withdrawn(self, work: Work) -> None:
+        """Work that was let go on, or approved, is not made after all: another call of its message stopped them all,
+        or waits for a person, after whom all are asked about again."""
+
     def finished(self, work: Work, done: Done) -> None:
         """The work is done, well or not. Called for streams too, which ``around`` does not see."""
+
+    def rules_tools(self) -> str:
+        """What of this guard's options must hold for every tool call, for people; empty when nothing does."""
+        return ""
 
     def start(self) -> Sequence[StartAgent]:
         """Agents worth starting early. Asked when an agent begins a step."""
@@ -130,6 +154,7 @@ class Guards:
     """Drives guards on one stream of events. Thread-safe. ``clock`` gives seconds."""
 
     def __init__(self, policies: Sequence[PolicySpec], *, clock: Callable[[], float] = time.time) -> None:
+        check_policies(policies)
         self.runtime = Runtime(policies, clock=clock)
         for policy in self.runtime.policies:
             if not isinstance(policy, Guard):
@@ -158,6 +183,8 @@ class Guards:
             for guard in self._having("allow"):
                 try:
                     verdict = guard.allow(work)
+                    if verdict is not None and not isinstance(verdict, Verdict):
+                        raise TypeError(f"allow() gave {verdict!r}: None, Deny, Ask or Stop are known")
                 except Exception:
                     self.runtime.failed(guard, "allow")
                     continue
@@ -170,24 +197,31 @@ class Guards:
         """Whether any guard wants to be around such work."""
         return bool(self._having("around"))
 
-    async def run(self, work: Work, proceed: Proceed) -> Done:
-        """Do the work inside all guards, the first one outermost. Raises what ``proceed`` raises."""
+    def layers(self) -> list[tuple[Guard, Callable[[Work, Proceed], Proceed]]]:
+        """The guards that want to be around work, first to last, each with what puts work inside it."""
         with self._lock:
-            guards = self._having("around")
-        for guard in reversed(guards):
-            proceed = self._inside(guard, work, proceed)
-        done = await proceed()
-        self.finished(work, done)
-        return done
+            return [(guard, partial(self._inside, guard)) for guard in self._having("around")]
+
+    async def run(self, work: Work, proceed: Proceed) -> Done:
+        """:func:`run_inside` these alone."""
+        return await run_inside([self], work, proceed)
+
+    def approved(self, work: Work) -> None:
+        """Tell the guards that a person approved. Never raises."""
+        self._tell("approved", work)
+
+    def withdrawn(self, work: Work) -> None:
+        """Tell the guards that work which they let go on is not made. Never raises."""
+        self._tell("withdrawn", work)
 
     def finished(self, work: Work, done: Done) -> None:
         """Tell the guards how it went. Never raises."""
-        with self._lock:
-            for guard in self._having("finished"):
-                try:
-                    guard.finished(work, done)
-                except Exception:
-                    self.runtime.failed(guard, "finished")
+        self._tell("finished", work, done)
+
+    def rules_tools(self) -> str:
+        """What must hold for every tool call, by guard, for people; empty when nothing does."""
+        said = ((p.name, p.rules_tools()) for p in self.runtime.policies if isinstance(p, Guard))
+        return ", ".join(f"{name} ({what})" for name, what in said if what)
 
     def start(self) -> list[StartAgent]:
         """What guards want to be started early. Never raises."""
@@ -203,7 +237,12 @@ class Guards:
     def stats(self) -> dict[str, Any]:
         """Counters, and what each guard has learned and counted, by name."""
         with self._lock:
-            policies = {p.name: dict(p.stats()) for p in self.runtime.policies}
+            policies: dict[str, Any] = {}
+            for policy in self.runtime.policies:
+                try:
+                    policies[policy.name] = dict(policy.stats())
+                except Exception:
+                    self.runtime.failed(policy, "stats")
             return {"counters": dict(self.runtime.counters), "policies": policies}
 
     def guard(self, name: str) -> Guard | None:
@@ -218,19 +257,48 @@ class Guards:
             if isinstance(p, Guard) and getattr(type(p), method) is not getattr(Guard, method)
         ]
 
+    def _tell(self, method: str, *said: Any) -> None:
+        with self._lock:
+            for guard in self._having(method):
+                try:
+                    getattr(guard, method)(*said)
+                except Exception:
+                    self.runtime.failed(guard, method)
+
     def _inside(self, guard: Guard, work: Work, proceed: Proceed) -> Proceed:
         async def inside() -> Done:
             tries = _Tries(proceed)
             try:
-                return await guard.around(work, tries)
+                done = await guard.around(work, tries)
+                if not isinstance(done, Done):
+                    raise TypeError(f"around() gave {done!r}, not a Done")
             except Exception as error:
                 if error in tries.errors:
                     raise
                 with self._lock:
                     self.runtime.failed(guard, "around")
-                return tries.result if tries.result is not None else await proceed()
+                if tries.result is not None:
+                    return tries.result
+                if tries.errors and isinstance(tries.errors[-1], Exception):
+                    raise tries.errors[-1] from None
+                if tries.begun and not work.pure:
+                    raise  # it broke off work that may have had its effect: that is not done twice
+                return await proceed()
+            return done
 
         return inside
+
+
+async def run_inside(guards: Sequence[Guards], work: Work, proceed: Proceed) -> Done:
+    """Do the work inside all of ``guards``, by precedence, whether a graph's or the engine's. Raises what
+    ``proceed`` raises."""
+    layers = sorted((layer for each in guards for layer in each.layers()), key=lambda layer: layer[0].precedence)
+    for _, inside in reversed(layers):
+        proceed = inside(work, proceed)
+    done = await proceed()
+    for each in guards:
+        each.finished(work, done)
+    return done
 
 
 class _Tries:
@@ -238,10 +306,12 @@ class _Tries:
 
     def __init__(self, proceed: Proceed) -> None:
         self._proceed = proceed
+        self.begun = 0
         self.errors: list[BaseException] = []
         self.result: Done | None = None
 
     async def __call__(self) -> Done:
+        self.begun += 1
         try:
             done = await self._proceed()
         except BaseException as error:

@@ -7,8 +7,8 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 from uuid import uuid4
 
@@ -21,6 +21,7 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait
 from agentflow.engine.context import current, current_run, handled_tool_run
 from agentflow.errors import ToolFailure, UsageError
 from agentflow.events import MAX_FIELD_CHARS, ToolEnded, ToolOutcome, ToolStarted
+from agentflow.tools._identity import call_key, hidden, identity, takes_more
 from agentflow.tools.errors import TOOL_ERROR_KINDS, ToolErrorKind
 from agentflow.tools.slots import Slots
 from agentflow.tools.threads import abandoned, in_thread
@@ -36,12 +37,16 @@ GRACE = 1.0
 
 @dataclass(slots=True)
 class Outcome:
-    """What a call came to: a ``value``; or a failure for the model, with its kind; or an ``error`` to raise."""
+    """What a call came to: a ``value``; or a failure for the model, with its kind; or an ``error`` to raise.
+
+    ``ended`` is how events call it.
+    """
 
     value: Any = None
     kind: ToolErrorKind | None = None
     text: str = ""
     error: BaseException | None = None
+    ended: ToolOutcome = "ok"
 
 
 class _TimeLimit(TimeoutError):
@@ -57,7 +62,10 @@ class _SelfCancelled(Exception):
 
 
 class CallRun:
-    """One call, ready to run once. A ``quiet`` one emits no events."""
+    """One call, ready to run once. A ``quiet`` one emits no events.
+
+    ``options`` are the tool's, but a call is pure only if it is known by its ``key`` and all of it is from the model.
+    """
 
     def __init__(
         self,
@@ -77,7 +85,6 @@ class CallRun:
     ) -> None:
         self.tool = tool
         self.call = call
-        self.options = options
         self._injected = injected
         self._limit = limit
         self._slots = slots
@@ -89,11 +96,19 @@ class CallRun:
         self._quiet = quiet
         self._worked = 0.0
         self._started = False
+        self._retryable = options.retryable
+        self.options = options if not options.pure or self._comparable() else replace(options, pure=False)
+
+    @cached_property
+    def key(self) -> str:
+        """Equal for equal calls of the same tool, in all executors; empty for a call that is compared with none."""
+        called, underneath = call_key(self.tool.name, self.call["args"]), identity(self.tool)
+        return f"{underneath} {called}" if called and underneath else ""
 
     @property
     def injects(self) -> bool:
         """Whether the tool gets arguments that the model did not give, so that its answer may depend on them."""
-        return bool(self._injected)
+        return bool(self._injected) or takes_more(self.tool)
 
     @property
     def worked(self) -> float:
@@ -101,30 +116,44 @@ class CallRun:
         return self._worked
 
     async def run(self) -> Outcome:
-        """Run the call to its outcome. Raises nothing but ``CancelledError``."""
+        """Run the call to its outcome, and tell how it ended. Raises nothing but ``CancelledError``."""
+        try:
+            outcome = await self.work()
+        except asyncio.CancelledError:
+            self.end("cancelled", self._worked)
+            raise
+        self.end(outcome.ended, self._worked)
+        return outcome
+
+    async def work(self) -> Outcome:
+        """Like :meth:`run`, but :meth:`end` is left to whoever knows which try of a call counts."""
+        name = self.tool.name
         try:
             value = await self._with_retries()
         except asyncio.CancelledError:
-            self._end("cancelled")
             raise
         except _SelfCancelled:
-            self._end("cancelled")
-            return Outcome(kind="cancelled", text=f"tool {self.tool.name!r} was cancelled before it had a result")
+            text = f"tool {name!r} was cancelled before it had a result"
+            return Outcome(kind="cancelled", text=text, ended="cancelled")
         except _TimeLimit:
-            self._end("timeout")
-            return Outcome(
-                kind="timeout", text=f"tool {self.tool.name!r} gave no result within {self._limit:g} seconds"
-            )
+            text = f"tool {name!r} gave no result within {self._limit:g} seconds"
+            return Outcome(kind="timeout", text=text, ended="timeout")
         except _Refused as refused:
-            self._end("error")
-            return Outcome(kind="too_many", text=str(refused))
+            return Outcome(kind="too_many", text=str(refused), ended="error")
         except BaseException as error:
             failure = self._failure(error)
             control_flow = failure.error is error and not isinstance(error, self._raises)
-            self._end("cancelled" if control_flow else "error")
+            failure.ended = "cancelled" if control_flow else "error"
             return failure
-        self._end("error" if getattr(value, "status", None) == "error" else "ok")
-        return Outcome(value=value)
+        return Outcome(value=value, ended="error" if getattr(value, "status", None) == "error" else "ok")
+
+    def end(self, outcome: ToolOutcome, seconds: float) -> None:
+        """Tell that the call is over after ``seconds`` of work, if it was told that it began."""
+        if self._started:
+            self._emit(ToolEnded, duration=seconds, outcome=outcome)
+
+    def _comparable(self) -> bool:
+        return bool(self.key) and not self.injects
 
     async def _with_retries(self) -> Any:
         options = self.options
@@ -133,7 +162,7 @@ class CallRun:
         retrying = AsyncRetrying(
             stop=stop_after_attempt(options.retries + 1),
             wait=wait_exponential_jitter(multiplier=options.retry_wait, jitter=options.retry_wait, max=30.0),
-            retry=retry_if_exception(options.retryable),
+            retry=retry_if_exception(self._retryable),
             reraise=True,
         )
         result: Any = await retrying(self._attempt)
@@ -187,7 +216,7 @@ class CallRun:
 
     def _prepared(self) -> tuple[ToolCall, RunnableConfig]:
         """The call with injected arguments in and forged ones out, and a config with a run id of its own."""
-        forged = _hidden(self.tool)
+        forged = hidden(self.tool)
         args = {k: v for k, v in self.call["args"].items() if k not in forged} | dict(self._injected)
         run_id = uuid4()
         handled_tool_run.set(run_id)
@@ -199,12 +228,12 @@ class CallRun:
         if _passes_through(error, self._raises):
             return Outcome(error=error)
         if isinstance(error, ValidationError) and error.title == _schema_title(self.tool):
-            hidden = _hidden(self.tool)
-            details = [d for d in error.errors(include_url=False) if not d["loc"] or d["loc"][0] not in hidden]
+            unseen = hidden(self.tool)
+            details = [d for d in error.errors(include_url=False) if not d["loc"] or d["loc"][0] not in unseen]
             if not details:
                 return Outcome(
                     error=UsageError(
-                        f"tool {name!r} wants the injected arguments {sorted(hidden)}, and nothing supplies them:"
+                        f"tool {name!r} wants the injected arguments {sorted(unseen)}, and nothing supplies them:"
                         " run it in a graph by agentflow.graph.tool_node, or give the ToolExecutor inject="
                     )
                 )
@@ -222,10 +251,6 @@ class CallRun:
         if not self._started:
             self._started = True
             self._emit(ToolStarted)
-
-    def _end(self, outcome: ToolOutcome) -> None:
-        if self._started:
-            self._emit(ToolEnded, duration=self._worked, outcome=outcome)
 
     def _emit(self, event_type: type[ToolStarted | ToolEnded], **fields: Any) -> None:
         run = current_run.get()
@@ -283,16 +308,6 @@ def _runs_sync(tool: BaseTool, prefer_sync: bool) -> bool:
     else:
         has_async, has_sync = type(tool)._arun is not BaseTool._arun, True
     return has_sync and (prefer_sync or not has_async)
-
-
-def _hidden(tool: BaseTool) -> frozenset[str]:
-    """Arguments of a tool that the model does not see, and must not set."""
-    full = tool.get_input_schema()
-    seen = tool.tool_call_schema
-    if isinstance(tool.args_schema, dict) or not (isinstance(full, type) and issubclass(full, BaseModel)):
-        return frozenset()
-    shown = getattr(seen, "model_fields", full.model_fields)
-    return (frozenset(full.model_fields) - frozenset(shown)) | tool._injected_args_keys
 
 
 def _schema_title(tool: BaseTool) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import ToolMessage
 
 from agentflow.engine.context import current, current_run
-from agentflow.engine.guarded import guards_now, run_inside
+from agentflow.engine.guarded import guards_now
 from agentflow.errors import UsageError, WorkflowStopped
-from agentflow.runtime.guards import Ask, Deny, Done, Guards, Stop, Verdict, Work
+from agentflow.runtime.guards import Ask, Deny, Done, Guards, Stop, Verdict, Work, run_inside
 from agentflow.tools._call import CallRun, Outcome
+from agentflow.tools._identity import call_key
 
 __all__ = ["Approver", "approved", "call_key", "permitted", "run_guarded", "work_of"]
 
@@ -21,19 +21,14 @@ Approver = Callable[[Any], Any]
 _YES = frozenset({"yes", "y", "approve", "approved", "ok", "true", "allow"})
 
 
-def call_key(name: str, arguments: Mapping[str, Any]) -> str:
-    """Equal for equal calls of a tool."""
-    return json.dumps([name, arguments], sort_keys=True, default=repr)
-
-
 def work_of(job: CallRun) -> Work:
-    """What a guard is told of a tool call. A tool that gets injected arguments counts as pure for nobody."""
+    """What a guard is told of a tool call."""
     run, at = current_run.get(), current.get()
     return Work(
         kind="tool",
         name=job.tool.name,
-        key=call_key(job.tool.name, job.call["args"]),
-        pure=job.options.pure and not job.injects,
+        key=job.key,
+        pure=job.options.pure,
         workflow=run.workflow if run is not None else at.workflow,
         agent=at.agent,
         tenant=run.tenant if run is not None else at.tenant,
@@ -41,15 +36,28 @@ def work_of(job: CallRun) -> Work:
     )
 
 
-def permitted(job: CallRun, approve: Approver | None) -> Outcome | None:
-    """None when all guards let the call go on, else what it comes to. Asks a person where one must be asked.
+def permitted(jobs: Sequence[CallRun | ToolMessage], approve: Approver | None) -> list[Outcome | None]:
+    """For each call of a message None when all guards let it go on, else what it comes to. Asks a person where one
+    must be asked.
 
-    Raises :class:`~agentflow.errors.WorkflowStopped` for a call that ends its workflow, and what ``approve`` raises.
+    Raises :class:`~agentflow.errors.WorkflowStopped` for a call that ends its workflow, and what ``approve`` raises;
+    none of the calls is made then, and the guards are told so.
     """
     guards = guards_now()
+    going: list[tuple[Guards, Work]] = []
+    try:
+        return [_permitted(job, guards, approve, going) if isinstance(job, CallRun) else None for job in jobs]
+    except BaseException:
+        _withdraw(going)
+        raise
+
+
+def _permitted(
+    job: CallRun, guards: tuple[Guards, ...], approve: Approver | None, going: list[tuple[Guards, Work]]
+) -> Outcome | None:
     if not guards:
         return None
-    work = work_of(job)
+    work, before = work_of(job), len(going)
     for each in guards:
         verdict: Verdict | None = each.allow(work)
         if isinstance(verdict, Stop):
@@ -58,8 +66,7 @@ def permitted(job: CallRun, approve: Approver | None) -> Outcome | None:
                 " there is",
                 reason=verdict.reason,
             )
-        if isinstance(verdict, Deny):
-            return Outcome(kind="refused", text=verdict.text)
+        refused = verdict.text if isinstance(verdict, Deny) else None
         if isinstance(verdict, Ask):
             if approve is None:
                 raise UsageError(
@@ -67,9 +74,21 @@ def permitted(job: CallRun, approve: Approver | None) -> Outcome | None:
                     " a graph with a checkpointer (agentflow.graph.tool_node or an agent's tools)"
                 )
             question = {"question": verdict.question, "tool": work.name, "arguments": dict(work.arguments)}
-            if not approved(approve(question)):
-                return Outcome(kind="refused", text=f"not run: {work.name} was not approved")
+            if approved(approve(question)):
+                each.approved(work)
+            else:
+                refused = f"not run: {work.name} was not approved"
+        if refused is not None:
+            _withdraw(going[before:])
+            del going[before:]
+            return Outcome(kind="refused", text=refused)
+        going.append((each, work))
     return None
+
+
+def _withdraw(going: Sequence[tuple[Guards, Work]]) -> None:
+    for each, work in going:
+        each.withdrawn(work)
 
 
 def approved(answer: Any) -> bool:
@@ -87,10 +106,17 @@ async def run_guarded(job: CallRun, again: Callable[[], CallRun], guards: tuple[
         nonlocal tries
         tries += 1
         mine = job if tries == 1 else again()
-        return _done(await mine.run(), mine)
+        return _done(await mine.work(), mine)
 
-    done = await run_inside(guards, work_of(job), proceed)
-    outcome: Outcome = done.value
+    outcome, seconds = Outcome(ended="cancelled"), None
+    try:
+        done = await run_inside(guards, work_of(job), proceed)
+        outcome, seconds = done.value, done.seconds
+    except Exception as error:  # a policy's own: the call's errors are in its outcome
+        text = f"{job.tool.name} was broken off by a policy: {error!r}"
+        outcome = Outcome(kind="error", text=text, ended="error")
+    finally:
+        job.end(outcome.ended, job.worked if seconds is None else seconds)
     return outcome
 
 

@@ -17,7 +17,7 @@ from langchain_core.tools import BaseTool
 
 from agentflow.engine._portal import Portal
 from agentflow.engine.guarded import guards_now
-from agentflow.errors import EngineFailure, SetupError, UsageError
+from agentflow.errors import EngineFailure, SetupError, UsageError, WorkflowStopped
 from agentflow.tools._call import CallRun, Outcome
 from agentflow.tools._guarded import Approver, call_key, permitted, run_guarded
 from agentflow.tools.errors import error_message
@@ -49,8 +49,8 @@ class ToolExecutor:
 
     A call that fails in an expected way (see :data:`~agentflow.tools.TOOL_ERROR_KINDS`) is answered with an error
     message that the model can read; its siblings are not touched. Raised instead are: LangGraph's control
-    flow (``interrupt()`` in a tool), cancelling, errors of the set-up, the engine or the calling code, and those
-    named in ``raises``; siblings are let finish first, and cancelling stops them.
+    flow (``interrupt()`` in a tool), cancelling, errors of the set-up, the engine or the calling code, a policy that
+    ends the workflow, and those named in ``raises``; siblings are let finish first, and cancelling stops them.
 
     ``tools`` are made by :func:`~agentflow.tools.tool`, or any LangChain tools (MCP tools are), or plain functions.
     ``timeout`` (seconds of a call's own work), ``concurrency`` (calls at once), ``max_output`` (characters) hold
@@ -91,7 +91,13 @@ class ToolExecutor:
         self.max_output = max_output
         self.max_calls = max_calls
         self.max_abandoned = max_abandoned
-        self.raises: tuple[type[BaseException], ...] = (UsageError, SetupError, EngineFailure, *raises)
+        self.raises: tuple[type[BaseException], ...] = (
+            UsageError,
+            SetupError,
+            EngineFailure,
+            WorkflowStopped,
+            *raises,
+        )
         self.inject = inject
         self.approve = approve
         self.clock = clock
@@ -126,7 +132,7 @@ class ToolExecutor:
         ]
         first: dict[str, asyncio.Task[Outcome]] = {}
         tasks: list[asyncio.Task[Outcome] | None] = []
-        refused = [permitted(job, self.approve) if isinstance(job, CallRun) else None for job in jobs]
+        refused = permitted(jobs, self.approve)
         try:
             for i, job in enumerate(jobs):
                 if isinstance(job, CallRun) and refused[i] is None:

@@ -197,3 +197,28 @@ def test_callback_handlers_can_tell_calls_that_emit_their_own_events(observed: A
     inner.callbacks = [Handler()]
     observed(ToolExecutor(made), calls("outer", "aouter"))
     assert handled == {"outer": True, "aouter": True, "inner": False}
+
+
+@pytest.mark.parametrize("policies", [(), ("hedging", "memo")], ids=["no policy", "policies"])
+def test_a_call_that_is_stopped_ends_once_as_cancelled(policies: tuple[str, ...]) -> None:
+    run = WorkflowRun(ScriptedEngine([], policies=policies), "w1")
+
+    async def stopped() -> None:
+        begun = asyncio.Event()
+
+        @tool(pure=True)
+        async def wait() -> str:
+            """Wait."""
+            begun.set()
+            await asyncio.Event().wait()
+            return "late"
+
+        current_run.set(run)
+        running = asyncio.create_task(ToolExecutor([wait]).arun(calls("wait")))
+        await begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(stopped())
+    assert [e.outcome for e in run.events if isinstance(e, ToolEnded)] == ["cancelled"]

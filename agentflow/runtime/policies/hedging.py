@@ -7,6 +7,7 @@ percentile of what such calls took lately, so that it costs little, and cuts the
 from __future__ import annotations
 
 import asyncio
+import logging
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ from agentflow.errors import UsageError
 from agentflow.runtime.guards import Done, Guard, Proceed, Work
 
 __all__ = ["Hedging"]
+
+logger = logging.getLogger("agentflow.runtime")
 
 #: Tools and agents whose durations are remembered, the longest unused forgotten first.
 _NAMES = 256
@@ -50,7 +53,8 @@ class Hedging(Guard):
 
     Nothing is hedged before ``min_samples`` durations of a tool are known, nor when second tries would be more
     than ``max_share`` of its calls. ``min_delay`` in seconds is the least wait. Tools that are not declared pure are
-    never tried twice. A failed first answer counts only when the other try fails too.
+    never tried twice. A failed first answer counts only when the other try fails too. The slower try is cancelled, and
+    the answer does not wait until it is.
     """
 
     name: ClassVar[str] = "hedging"
@@ -84,6 +88,8 @@ class Hedging(Guard):
         self._calls: Counter[tuple[str, str]] = Counter()
         self._tries: Counter[tuple[str, str]] = Counter()
         self._counts: Counter[str] = Counter()
+        #: Slower tries that are being cancelled: a task that nobody refers to may vanish before it has cleaned up.
+        self._late: set[asyncio.Future[Done]] = set()
 
     async def around(self, work: Work, proceed: Proceed) -> Done:
         if not work.pure or (work.kind == "model" and not self.models):
@@ -103,17 +109,19 @@ class Hedging(Guard):
                     self._counts["second_tries"] += 1
                     tries.add(asyncio.ensure_future(proceed()))
             return await self._best(first, tries)
+        except asyncio.CancelledError:  # the call itself is stopped, and its tries with it
+            for task in tries:
+                task.cancel()
+            await asyncio.gather(*tries, return_exceptions=True)
+            raise
         finally:
             # What the first try alone would have taken is not known when the second won: the time until now is a
             # lower bound, and still at the slow end.
             with self.lock:
                 self._learn(name, self.clock() - begun)
-            late = [t for t in tries if not t.done()]
-            for task in late:
-                task.cancel()
-            if late:
-                self._counts["cancelled"] += len(late)
-                await asyncio.gather(*late, return_exceptions=True)
+            for task in tries:
+                if not task.done():
+                    self._leave(task)
 
     def delay(self, kind: str, name: str) -> float | None:
         """Seconds after which a call gets a second try; None while too little is known."""
@@ -124,6 +132,18 @@ class Hedging(Guard):
 
     def stats(self) -> Mapping[str, float]:
         return {"calls": sum(self._calls.values()), **self._counts}
+
+    def _leave(self, task: asyncio.Future[Done]) -> None:
+        """Cancel a try that nobody waits for any more."""
+        self._counts["cancelled"] += 1
+        self._late.add(task)
+        task.add_done_callback(self._gone)
+        task.cancel()
+
+    def _gone(self, task: asyncio.Future[Done]) -> None:
+        self._late.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("hedging: the slower try failed when it was cancelled: %r", error)
 
     async def _best(self, first: asyncio.Future[Done], tries: set[asyncio.Future[Done]]) -> Done:
         """The first good answer, or the failure of the try that ended last."""

@@ -1,16 +1,18 @@
 """Memoization of tool results: what a pure tool answered is given again to whoever asks the same.
 
-A result is kept under its tool, its arguments and its tenant, for ``ttl`` seconds. When room is needed, the result
-goes whose reuse is worth least: GreedyDual-Size-Frequency (Cherkasova 1998), with the tool's own learned share of
-calls that repeat an earlier one as the expected number of uses of a result that was not used yet.
+A result is kept under its tool, its arguments and its tenant, for ``ttl`` seconds; whoever asks gets a copy of its own.
+When room is needed, the result goes whose reuse is worth least: GreedyDual-Size-Frequency (Cherkasova 1998), with the
+tool's own learned share of calls that repeat an earlier one as the expected number of uses of a result not used yet.
 """
 
 from __future__ import annotations
 
+import copy
 import heapq
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from agentflow.cache.ledger import Ledger
@@ -27,6 +29,7 @@ _TOOLS = 1_024
 @dataclass(slots=True)
 class _Kept:
     done: Done
+    since: float
     until: float
     uses: int = 0
     value: float = 0.0
@@ -67,6 +70,7 @@ class Memo(Guard):
         self._heap: list[tuple[float, int, _Key]] = []
         self._pushes = 0
         self._floor = 0.0
+        self._latest = -math.inf
         self._asked: OrderedDict[str, list[int]] = OrderedDict()
         self._counts: Counter[str] = Counter()
         self._saved = 0.0
@@ -76,14 +80,18 @@ class Memo(Guard):
             return await proceed()
         key = (work.tenant, work.name, work.key)
         with self.lock:
-            found = self._find(key)
+            asked_at = self._time()
+            found = self._find(key, asked_at)
         if found is not None:
-            return Done(value=found.value, keep=True, size=found.size, source="memo")
-        asked_at = self.clock()
+            return Done(value=copy.deepcopy(found.value), keep=True, size=found.size, source="memo")
         done = await proceed()
         if done.ok and done.keep and done.size <= self.max_entry:
+            try:
+                mine = replace(done, value=copy.deepcopy(done.value))
+            except Exception:  # what cannot be copied would be shared
+                return done
             with self.lock:
-                self._keep(key, done, asked_at)
+                self._keep(key, mine, asked_at)
         return done
 
     def reuse(self, tool: str) -> float:
@@ -94,9 +102,19 @@ class Memo(Guard):
     def stats(self) -> Mapping[str, float]:
         return {**self._counts, "entries": len(self._kept), "bytes": self.bytes, "seconds_saved": round(self._saved, 6)}
 
-    def _find(self, key: _Key) -> Done | None:
+    def _time(self) -> float:
+        """The time. When the clock was set back, results from after it are dropped, O(n): their age is not known."""
+        now = self.clock()
+        if now < self._latest:
+            for key in [k for k, kept in self._kept.items() if kept.since > now]:
+                self._drop(key)
+                self._counts["expired"] += 1
+        self._latest = now
+        return now
+
+    def _find(self, key: _Key, now: float) -> Done | None:
         kept = self._kept.get(key)
-        if kept is not None and self.clock() >= kept.until:
+        if kept is not None and now >= kept.until:
             self._drop(key)
             self._counts["expired"] += 1
             kept = None
@@ -118,10 +136,10 @@ class Memo(Guard):
     def _keep(self, key: _Key, done: Done, asked_at: float) -> None:
         # A result is as old as its question: what the tool read may have changed since.
         until = asked_at + self.ttls.get(key[1], self.ttl)
-        if self.clock() >= until:
+        if not asked_at <= self._time() < until:
             return
         self._drop(key)
-        kept = self._kept[key] = _Kept(done, until)
+        kept = self._kept[key] = _Kept(done, asked_at, until)
         self.bytes += done.size
         self._rank(key, kept)
         while self.bytes > self.max_bytes or len(self._kept) > self.max_entries:

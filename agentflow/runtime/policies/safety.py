@@ -5,6 +5,7 @@ Whatever a limit stops ends with the typed outcome ``limit``, the limit's name a
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,6 +82,13 @@ class Safety(Guard):
         cycles: int | None = None,
     ) -> None:
         super().__init__(ledger, clock)
+        for name, given in (("workflow", workflow), ("tenant", tenant), ("prices", prices)):
+            _check_numbers(name, given or {})
+        _check_numbers("safety", {"period": period} if period is not None else {})
+        for name, tools in (("allow", allow), ("deny", deny), ("approve", approve)):
+            for each in tools.values() if isinstance(tools, Mapping) and name == "allow" else (tools,):
+                if each is not None and (isinstance(each, str | Mapping) or not all(isinstance(t, str) for t in each)):
+                    raise UsageError(f"safety: {name} is a list of tools' names, not {each!r}")
         for given in (workflow or {}, tenant or {}):
             if wrong := sorted(set(given) - set(LIMITS)):
                 raise UsageError(f"safety: unknown limits {wrong}; known are {', '.join(LIMITS)}")
@@ -89,8 +97,8 @@ class Safety(Guard):
         if "money" in {**(workflow or {}), **(tenant or {})} and not prices:
             raise UsageError("safety: a limit on money needs prices={'prompt': ..., 'cached': ..., 'output': ...}")
         for name, least in (("repeats", repeats), ("cycles", cycles)):
-            if least is not None and least < 2:
-                raise UsageError(f"safety: {name} must be at least 2, or None")
+            if least is not None and (isinstance(least, bool) or not isinstance(least, int) or least < 2):
+                raise UsageError(f"safety: {name} must be an integer of at least 2, or None; got {least!r}")
         self.limits = {"workflow": dict(workflow or {}), "tenant": dict(tenant or {})}
         self.period = period
         self.prices = dict(prices or {})
@@ -111,7 +119,9 @@ class Safety(Guard):
             event: Any = observation
             self._entered(self._account("workflow", event.workflow), event.agent)
         elif kind is WorkflowPaused:
-            self._account("workflow", observation.workflow).paused = self.clock()  # type: ignore[union-attr]
+            account = self._account("workflow", observation.workflow)  # type: ignore[union-attr]
+            account.paused = self.clock()
+            account.seen.clear()  # the step that paused asks everything again when it goes on
         elif kind is WorkflowResumed:
             account = self._account("workflow", observation.workflow)  # type: ignore[union-attr]
             if account.paused is not None:
@@ -133,14 +143,20 @@ class Safety(Guard):
             account = self._account("workflow", work.workflow)
             if (stop := self._loops(account, work)) is not None:
                 return stop
-        if self._must_ask(work):  # counted when it was approved and made: asking comes up again on resuming
+        if work.kind == "tool" and work.name in self.approve:
             return Ask(f"may {work.agent or 'the agent'} call {work.name}?")
-        for account in self._of(work):
-            if work.kind == "tool":
-                account.tool_calls += 1
-            else:
-                account.model_calls += 1
+        self._count(work, 1)
         return None
+
+    def approved(self, work: Work) -> None:
+        self._count(work, 1)
+
+    def withdrawn(self, work: Work) -> None:
+        self._count(work, -1)
+        account = self._accounts["workflow"].get(work.workflow or "")
+        call = _call(work)
+        if account is not None and account.seen.get(call, 0) > 0:
+            account.seen[call] -= 1
 
     def finished(self, work: Work, done: Done) -> None:
         tokens = done.prompt_tokens + done.output_tokens
@@ -154,7 +170,6 @@ class Safety(Guard):
         for account in self._of(work):
             account.tokens += tokens
             account.money += money
-            account.tool_calls += self._must_ask(work)
 
     def used(self, workflow: str) -> dict[str, float]:
         """What a workflow that is under way has used of everything that can be limited."""
@@ -164,8 +179,17 @@ class Safety(Guard):
     def stats(self) -> Mapping[str, float]:
         return {"workflows": len(self._accounts["workflow"]), "tenants": len(self._accounts["tenant"]), **self._counts}
 
-    def _must_ask(self, work: Work) -> bool:
-        return work.kind == "tool" and work.name in self.approve
+    def rules_tools(self) -> str:
+        limits = {f"a limit on {x}" for x in ("tool_calls",) if any(x in self.limits[whose] for whose in self.limits)}
+        rules = {"allow": self.allowed is not None, "deny": bool(self.denied), "approve": bool(self.approve)}
+        return ", ".join([*(name for name, given in rules.items() if given), *limits])
+
+    def _count(self, work: Work, by: int) -> None:
+        for account in self._of(work):
+            if work.kind == "tool":
+                account.tool_calls += by
+            else:
+                account.model_calls += by
 
     def _tool(self, work: Work) -> Verdict | None:
         allowed: Any = self.allowed
@@ -196,7 +220,7 @@ class Safety(Guard):
 
     def _loops(self, account: _Account, work: Work) -> Stop | None:
         if self.repeats is not None and work.key:
-            call = (work.kind, work.agent if work.kind == "model" else None, f"{work.name}\0{work.key}")
+            call = _call(work)
             count = account.seen.pop(call, 0) + 1
             account.seen[call] = count
             if len(account.seen) > _REMEMBERED:
@@ -221,8 +245,10 @@ class Safety(Guard):
                 del account.path[0]
 
     def _of(self, work: Work) -> list[_Account]:
-        names = (("workflow", work.workflow), ("tenant", work.tenant))
-        return [self._account(whose, name) for whose, name in names if name is not None]
+        """The accounts that the work is on. That of a workflow that is over is not opened again."""
+        flow = self._accounts["workflow"].get(work.workflow) if work.workflow is not None else None
+        tenant = self._account("tenant", work.tenant) if work.tenant is not None else None
+        return [account for account in (flow, tenant) if account is not None]
 
     def _account(self, whose: str, name: str) -> _Account:
         accounts = self._accounts[whose]
@@ -234,6 +260,19 @@ class Safety(Guard):
         else:
             accounts.move_to_end(name)
         return account
+
+
+def _check_numbers(where: str, given: Mapping[str, Any]) -> None:
+    if not isinstance(given, Mapping):
+        raise UsageError(f"safety: {where} maps names to numbers; got {given!r}")
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise UsageError(f"safety: {name} of {where} must be a finite number of at least 0, got {value!r}")
+
+
+def _call(work: Work) -> tuple[str, str | None, str]:
+    """Equal for calls that are the same: an agent's of the model, anybody's of a tool."""
+    return work.kind, work.agent if work.kind == "model" else None, f"{work.name}\0{work.key}"
 
 
 def _cycle(path: Sequence[str], times: int) -> Sequence[str]:

@@ -159,7 +159,10 @@ class Speculation(Guard):
 
     def wrote(self, graph: str, agent: str, value: Any) -> None:
         """An agent wrote ``value`` to the state. Short values are counted, the newest ones of the newest agents."""
-        text = value if isinstance(value, str) else repr(value)
+        try:
+            text = value if isinstance(value, str) else repr(value)
+        except Exception:  # it cannot be told from others
+            return
         if len(text) > _LONGEST:
             return
         with self.lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -119,6 +120,37 @@ def test_cancelling_the_call_cancels_both_tries() -> None:
         assert all(t.cancelled() for t in tool.tries)
 
     run(body)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_answer_does_not_wait_for_the_slower_try(fails: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        guards, tool = guards_of(), Tool()
+        may_clean_up, tasks = asyncio.Event(), []
+
+        async def proceed() -> Done:
+            tasks.append(asyncio.current_task())
+            try:
+                return await tool()
+            except asyncio.CancelledError:
+                await may_clean_up.wait()
+                if fails:
+                    raise LookupError("while cleaning up") from None
+                raise
+
+        call = asyncio.create_task(guards.run(Work(kind="tool", name="search", pure=True), proceed))
+        await tool.tried(2)
+        tool.tries[1].set_result(Done(value="second"))
+        assert (await call).value == "second"
+        assert not tasks[0].done()
+        may_clean_up.set()
+        await asyncio.wait({tasks[0]})
+        assert tasks[0].cancelled() is not fails
+
+    run(body)
+    gc.collect()
+    said = [r.getMessage() for r in caplog.records]
+    assert [("while cleaning up" in text) for text in said] == [True] * fails
 
 
 def test_second_tries_stay_within_their_share() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -109,6 +110,48 @@ def test_a_time_to_live_of_its_own() -> None:
     guards = Guards([{"name": "memo", "ttl": 100.0, "ttls": {"search": 0.0}}], clock=clock)
     look_up(guards, lambda: Done(value=1, keep=True, size=1))
     assert look_up(guards, lambda: Done(value=2, keep=True, size=1)).value == 2
+
+
+def test_what_one_run_does_to_its_answer_is_not_in_anothers() -> None:
+    guards = Guards(["memo"], clock=Clock())
+    for _ in range(3):
+        done = look_up(guards, lambda: Done(value={"sources": ["a"]}, keep=True, size=1))
+        assert done.value == {"sources": ["a"]}
+        done.value["sources"].append("of this run")
+    assert memo_of(guards).stats()["hits"] == 2
+
+
+def test_an_answer_that_cannot_be_copied_is_not_kept() -> None:
+    guards = Guards(["memo"], clock=Clock())
+    for _ in range(2):
+        assert look_up(guards, lambda: Done(value=[threading.Lock()], keep=True, size=1)).source == ""
+    assert (guards.names, memo_of(guards).stats()["entries"]) == (("memo",), 0)
+
+
+@pytest.mark.parametrize("asked_meanwhile", [True, False], ids=["the same", "something else"])
+def test_an_answer_from_before_the_clock_was_set_back_is_not_given(asked_meanwhile: bool) -> None:
+    """Its age is not known: an hour after the clock was set back by one, it seems to be new."""
+    clock = Clock()
+    clock.now = 10_000.0
+    guards = Guards([{"name": "memo", "ttl": 10.0}], clock=clock)
+    look_up(guards, lambda: Done(value="old", keep=True, size=1))
+    clock.now -= 3_600
+    look_up(guards, lambda: Done(value="new", keep=True, size=1), key="k" if asked_meanwhile else "other")
+    clock.now += 3_601
+    assert look_up(guards, lambda: Done(value="newest", keep=True, size=1)).value == "newest"
+
+
+def test_an_answer_during_which_the_clock_was_set_back_is_not_kept() -> None:
+    clock = Clock()
+    clock.now = 10_000.0
+    guards = Guards([{"name": "memo", "ttl": 10.0}], clock=clock)
+
+    def answer() -> Done:
+        clock.now = 9_000.0
+        return Done(value="old", keep=True, size=1)
+
+    look_up(guards, answer)
+    assert memo_of(guards).stats()["entries"] == 0
 
 
 def test_bad_options() -> None:
