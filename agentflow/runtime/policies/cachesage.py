@@ -27,7 +27,7 @@ from agentflow.cache.policy import (
 )
 from agentflow.cache.survival import OUTSIDE, Transitions
 from agentflow.errors import UsageError
-from agentflow.events import AgentStarted, Event, WorkflowEnded, WorkflowStarted
+from agentflow.events import AgentStarted, Event, WorkflowEnded, WorkflowPaused, WorkflowStarted
 
 __all__ = ["CacheSage"]
 
@@ -37,6 +37,8 @@ _WORKLOADS = 64
 _OWNERS = 3
 #: Workflows whose place is followed, the longest silent forgotten first.
 _WORKFLOWS = 10_000
+#: A step counts for at most so many mean steps, or a second: one that waited for hours is no measure of the others.
+_LONGEST_STEP = 4.0
 
 
 class _Anchor:
@@ -74,8 +76,9 @@ class CacheSage(Policy):
 
     ``window`` transitions are remembered per workload, of at most ``agents`` agents; ``threshold`` is the share of
     transitions that makes an edge of the graph, ``horizon`` the steps looked ahead. A node whose agents are ``h`` hops
-    away counts as used ``(1 - h / (horizon + 1)) * horizon * weight`` mean steps later than it was. ``warm_up`` allows
-    computing anchors ahead, with at most ``budget`` of the tokens that calls computed.
+    away counts as used ``(1 - h / (horizon + 1)) * horizon * weight`` mean steps later than it was; the time that a
+    workflow is paused is no part of a step. ``warm_up`` allows computing anchors ahead, with at most ``budget`` of the
+    tokens that calls computed.
     ``observe`` costs about a microsecond, scores a few.
     """
 
@@ -110,8 +113,8 @@ class CacheSage(Policy):
         self.warm_up = warm_up
         self.budget = budget
         self._workloads: OrderedDict[str, _Workload] = OrderedDict()
-        #: Workflow -> its workload, its agent, since when.
-        self._places: OrderedDict[str, tuple[_Workload, int, float]] = OrderedDict()
+        #: Workflow -> its workload, its agent, since when; None when it was paused since.
+        self._places: OrderedDict[str, tuple[_Workload, int, float | None]] = OrderedDict()
         #: Anchors that are wanted now.
         self._wanted: dict[int, _Workload] = {}
         self._computed = 0
@@ -134,6 +137,8 @@ class CacheSage(Policy):
                 self._entered(observation.workflow, observation.agent)  # type: ignore[union-attr]
         elif kind is WorkflowStarted:
             self._left(observation.workflow)  # type: ignore[union-attr]
+        elif kind is WorkflowPaused:
+            self._paused(observation.workflow)  # type: ignore[union-attr]
         elif kind is WorkflowEnded:
             self._ended(observation)  # type: ignore[arg-type]
 
@@ -144,7 +149,7 @@ class CacheSage(Policy):
         if place is None:
             known = self.ledger.workflows.get(workflow)
             workload = self._workload((known.graph if known is not None else None) or "")
-            before, since = OUTSIDE, now
+            before, since = OUTSIDE, None
         else:
             workload, before, since = place
         number = workload.transitions.number(agent)
@@ -152,7 +157,9 @@ class CacheSage(Policy):
             return
         workload.transitions.learn(before, number)
         if before != OUTSIDE:
-            workload.step += 0.05 * (now - since - workload.step)
+            if since is not None and now >= since:  # unless the clock was set back
+                seconds = min(now - since, max(1.0, _LONGEST_STEP * workload.step))
+                workload.step += 0.05 * (seconds - workload.step)
             self._count(workload, before, -1)
         else:
             workload.begins += 1
@@ -164,12 +171,18 @@ class CacheSage(Policy):
         if self.warm_up:
             self._look_ahead(workload, number)
 
+    def _paused(self, workflow: str) -> None:
+        """The time until it goes on is somebody else's, not that of a step."""
+        place = self._places.get(workflow)
+        if place is not None:
+            self._places[workflow] = (place[0], place[1], None)
+
     def _ended(self, event: Event) -> None:
         place = self._left(event.workflow)
         if place is not None:
             place[0].transitions.learn(place[1], OUTSIDE)
 
-    def _left(self, workflow: str) -> tuple[_Workload, int, float] | None:
+    def _left(self, workflow: str) -> tuple[_Workload, int, float | None] | None:
         place = self._places.pop(workflow, None)
         if place is not None:
             self._count(place[0], place[1], -1)

@@ -6,9 +6,12 @@ import random
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from agentflow.cache.ledger import NodeRecord
 from agentflow.cache.policy import Evicted, WarmUp
 from agentflow.cache.survival import OUTSIDE, Transitions
+from agentflow.events import WorkflowPaused, WorkflowResumed
 
 if TYPE_CHECKING:
     from tests.runtime.policies.conftest import World
@@ -117,6 +120,72 @@ def test_text_of_a_session_is_worth_what_its_own_place_says(world: type[World]) 
     assert made.runtime.score_record(theirs) < made.runtime.score_record(mine)
     made.end("x")
     assert made.runtime.score_record(mine) == (mine.last_access,)
+
+
+def long_ago_and_now(world: World) -> tuple[float, float]:
+    """Ranks of text of the agent that is next, used two hours ago, and of text of nobody, used now."""
+    world.begin("x")
+    world.step("x", "a")
+    near = world.touch(world.arrive("long ago", "x", "b"))
+    world.step("x", "a")
+    world.now += 7_200.0
+    other = world.touch(world.arrive("now", None))
+    return world.runtime.score_record(near)[0], world.runtime.score_record(other)[0]
+
+
+def test_the_time_that_a_workflow_is_paused_is_no_step(world: type[World]) -> None:
+    made = taught(world, workflows=30)
+    for workflow in "pq":
+        made.begin(workflow)
+        made.step(workflow, "a")
+        made.event(WorkflowPaused, workflow)
+    made.now += 86_400.0
+    for workflow in "pq":
+        made.event(WorkflowResumed, workflow)
+        made.step(workflow, "b")
+    made.now += 1.0
+    made.step("p", "c")  # this step is one again
+    long_ago, now = long_ago_and_now(made)
+    assert long_ago < now
+
+
+def test_a_step_that_takes_hours_says_little_of_the_others(world: type[World]) -> None:
+    made = taught(world, workflows=30)
+    for workflow in "pqrs":
+        made.begin(workflow)
+        made.step(workflow, "a")
+    made.now += 86_400.0
+    for workflow in "pqrs":
+        made.step(workflow, "b")
+    long_ago, now = long_ago_and_now(made)
+    assert long_ago < now
+
+
+def test_steps_that_became_long_are_learned(world: type[World]) -> None:
+    made = taught(world, workflows=10)
+    for i in range(30):
+        made.begin(f"slow{i}")
+        for agent in "abcd":
+            made.step(f"slow{i}", agent)
+            made.now += 3_600.0
+        made.end(f"slow{i}")
+    long_ago, now = long_ago_and_now(made)
+    assert long_ago > now
+
+
+def test_a_clock_that_is_set_back_makes_nothing_worth_less(world: type[World]) -> None:
+    made = taught(world, workflows=30)
+    made.now += 10_000.0
+    for workflow in "pqrs":
+        made.begin(workflow)
+        made.step(workflow, "a")
+    made.now -= 3_600.0
+    for workflow in "pqrs":
+        made.step(workflow, "b")
+    made.begin("x")
+    made.step("x", "a")
+    node = made.touch(made.arrive("r", "x", "a"))
+    assert made.runtime.score_record(node)[0] == pytest.approx(node.last_access + 12.0, abs=1.0)  # 3 x 4 steps of 1 s
 
 
 # -- predict, act -----------------------------------------------------------------------------------------
