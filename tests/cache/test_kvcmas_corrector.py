@@ -287,7 +287,17 @@ def test_anchors_can_be_taken_over() -> None:
         {"recompute": 1.5},
         {"rank": 0},
         {"choice": "last"},
+        {"recompute": -0.1},
+        {"recompute": float("nan")},
         {"min_run": 0},
+        {"min_anchors": 0},
+        {"min_anchors": 3, "anchors": 2},
+        {"anchors": -1},
+        {"queue": -1},
+        {"pool_bytes": -1},
+        {"tau": float("nan")},
+        {"target_kl": -1.0},
+        {"target_reuse": 1.1},
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
@@ -302,3 +312,149 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         corrector.estimate(EDGE, range(9), source, 0)
     with pytest.raises(UsageError, match="heads of 8"):
         corrector.estimate(EDGE, range(10), SegmentKV(source.keys[..., :4], source.values[..., :4], 0), 0)
+    for exact in (-3, 11):
+        with pytest.raises(UsageError, match="exact"):
+            corrector.estimate(EDGE, range(10), source, 0, exact=exact)
+
+
+def other_form(source: SegmentKV, form: str) -> SegmentKV:
+    cut = {
+        "more layers": lambda t: torch.cat([t, t]),
+        "one layer": lambda t: t[:1],
+        "fewer heads": lambda t: t[:, :, :1],
+        "more heads": lambda t: torch.cat([t, t], 2),
+    }[form]
+    return SegmentKV(cut(source.keys), cut(source.values), source.start)
+
+
+@pytest.mark.parametrize("form", ["more layers", "one layer", "fewer heads", "more heads"])
+def test_kv_of_another_form_than_what_was_learnt_is_refused(form: str) -> None:
+    source = segment(10, 0, seed=1)
+    odd = other_form(source, form)
+    for corrector in (Corrector(ROPE), taught("token-kernel")):
+        with pytest.raises(UsageError, match="beside"):
+            corrector.learn(EDGE, range(100, 110), source, odd)
+    corrector = taught("token-kernel")
+    anchors = len(corrector.pool)
+    with pytest.raises(UsageError, match="beside"):
+        corrector.estimate(EDGE, range(10), odd, 40)
+    with pytest.raises(UsageError, match="beside"):
+        corrector.learn(EDGE, range(100, 110), odd, odd)
+    with pytest.raises(UsageError, match="anchor"):
+        corrector.adopt(EDGE, taught_one(odd).pool.of(EDGE)[0])
+    assert corrector.work() == 0
+    assert len(corrector.pool) == anchors
+    head = taught("token-kernel", signal="head")
+    with pytest.raises(UsageError, match="a head of"):
+        head.confirm(estimated(head, source, 40), odd)
+    estimated(corrector, source, 40)
+
+
+def taught_one(source: SegmentKV) -> Corrector:
+    corrector = Corrector(ROPE, rank=1)
+    corrector.learn(EDGE, range(source.tokens), source, source)
+    corrector.work()
+    return corrector
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("signal", ["distance", "entropy", "head"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_source_that_is_not_finite_gives_no_estimate(method: str, signal: Any, bad: float) -> None:
+    corrector = taught(method, signal=signal, target_reuse=0.9)
+    for part in range(2):
+        for layer in range(LAYERS):
+            source = segment(10, 3, seed=50)
+            source[part][layer, 4, 1, 2] = bad
+            found = corrector.estimate(EDGE, range(10), source, 40)
+            assert isinstance(found, Refusal)
+            assert found.reason == "source is not finite"
+    estimated(corrector, segment(10, 3, seed=50), 40)
+
+
+def test_an_estimate_too_large_for_the_float_type_is_refused() -> None:
+    corrector = taught("segment", by=20000.0, dtype=torch.float16)
+    source = segment(10, 3, seed=50, dtype=torch.float16)
+    source.values[:] = 60000
+    found = corrector.estimate(EDGE, range(10), source, 40)
+    assert isinstance(found, Refusal)
+    assert found.reason == "estimate is not finite"
+
+
+@pytest.mark.parametrize("method", LEARNING)
+@pytest.mark.parametrize("tokens", [10, 60])
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize("of_target", [True, False])
+def test_one_number_that_is_not_finite_makes_no_anchor(method: str, tokens: int, part: int, of_target: bool) -> None:
+    corrector = taught(method, rank=2)
+    anchors = len(corrector.pool)
+    source = segment(tokens, 0, seed=99)
+    target = target_of(source, 40, 0.5)
+    (target if of_target else source)[part][2, 3, 0, 0] = float("nan")
+    corrector.learn(EDGE, range(100, 100 + tokens), source, target)
+    corrector.work()
+    assert len(corrector.pool) == anchors
+    assert corrector.stats()["failed"] == 1
+    estimated(corrector, segment(10, 3, seed=50), 40)
+
+
+class Tired(Failing):
+    """An estimator that fits ``fits`` times."""
+
+    def __init__(self, fits: int) -> None:
+        self.fits = fits
+
+    def fit(self, anchors: Any) -> Any:
+        self.fits -= 1
+        if self.fits < 0:
+            raise RuntimeError("no")
+        return METHODS["segment"].estimator.fit(anchors)  # type: ignore[union-attr]
+
+
+def test_an_old_fit_goes_on_when_a_new_one_fails() -> None:
+    corrector = taught(Method(title="tired", estimator=Tired(1)))  # type: ignore[arg-type]
+    source = segment(30, 3, seed=9)
+    corrector.learn(EDGE, range(100, 130), source, target_of(source, 40, 0.5))
+    assert corrector.work() == 0
+    assert corrector.stats()["failed: fit"] == 1
+    estimated(corrector, source, 40)
+
+
+def test_an_edge_without_a_fit_says_why() -> None:
+    found = taught(Method(title="tired", estimator=Tired(0))).estimate(  # type: ignore[arg-type]
+        EDGE, range(10), segment(10, 3, seed=50), 40
+    )
+    assert isinstance(found, Refusal)
+    assert found.reason == "fit failed"
+
+
+@pytest.mark.parametrize("agents", [5, 12])
+def test_a_full_pool_goes_on_correcting_the_edges_that_fit(agents: int) -> None:
+    """More edges than there is room for, in turn; then others in their place."""
+    one = taught("token-kernel", count=2)
+    corrector = Corrector(ROPE, pool_bytes=int(3.5 * one.nbytes))
+
+    def turn(n: int, targets: range) -> list[int]:
+        accepted = []
+        for target in targets:
+            edge, source = Edge("document", "a", str(target)), segment(12, 5, seed=n)
+            ids = range(100 * n, 100 * n + 12)
+            if isinstance(corrector.estimate(edge, ids, source, 40), Estimate):
+                accepted.append(target)
+            else:
+                corrector.learn(edge, ids, source, target_of(source, 40, 0.5))
+                corrector.work()
+            assert corrector.nbytes <= corrector.pool.max_bytes
+        return accepted
+
+    for n in range(10):
+        taken = turn(n, range(agents))
+    assert len(taken) == 3
+    fits = corrector.stats()["fits"]
+    assert [turn(n, range(agents)) for n in range(10, 30)] == [taken] * 20
+    assert corrector.stats()["fits"] == fits
+    assert corrector.stats()["anchors_refused"] > 20
+    assert corrector.stats()["edges_short"] == 0
+    for n in range(30, 40):
+        taken = turn(n, range(100, 100 + agents))
+    assert len(taken) == 3

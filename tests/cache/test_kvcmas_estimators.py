@@ -92,6 +92,25 @@ def test_token_id_treats_a_segments_start_by_its_offset() -> None:
     assert found.delta.values[1, :, 0].tolist() == pytest.approx([3, 1])
 
 
+def test_token_id_needs_no_table_of_tokens_by_anchor_tokens() -> None:
+    tokens, few = 3000, [anchor(features(3000, seed=n), n, n, range(n, 3000 + n), rank=1) for n in range(4)]
+    asked = query(features(tokens, seed=9))
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            largest = max([largest, *(o.numel() for o in (out,) if isinstance(o, torch.Tensor))])
+            return out
+
+    fitted = TokenId().fit(few)
+    with Watch():
+        found = fitted.predict(asked)
+    assert found.delta.values[1, 50, 0].item() == pytest.approx(1.5, rel=1e-3)
+    assert largest <= 4 * LAYERS * tokens * WIDTH
+
+
 def test_ridge_finds_a_linear_rule() -> None:
     mix = torch.randn(2 * WIDTH, 2 * WIDTH, generator=torch.Generator().manual_seed(9))
 

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from agentflow.cache.kvcmas.anchors import AnchorPool, Features, make_anchor  # noqa: E402
+from agentflow.cache.kvcmas.anchors import AnchorPool, Features, anchor_nbytes, make_anchor  # noqa: E402
 from agentflow.cache.kvcmas.guard import Guard  # noqa: E402
 from agentflow.cache.kvcmas.lowrank import truncate  # noqa: E402
 from agentflow.cache.kvcmas.recompute import change, choose  # noqa: E402
@@ -95,7 +95,7 @@ def test_pool_keeps_the_anchors_that_are_used() -> None:
     for one in kept:
         pool.add(EDGE, one)
     for _ in range(5):
-        pool.use({kept[0]: 0.5, kept[2]: 0.5})
+        pool.use(EDGE, {kept[0]: 0.5, kept[2]: 0.5})
     pool.add(EDGE, anchor(10, seed=900))
     assert kept[1] not in pool.of(EDGE)
     assert kept[0] in pool.of(EDGE)
@@ -107,7 +107,7 @@ def test_pool_replaces_an_anchor_of_the_same_tokens() -> None:
     pool = AnchorPool(per_edge=3)
     old, new = anchor(10, ids=range(10)), anchor(10, seed=5, ids=range(10))
     pool.add(EDGE, old)
-    pool.use({old: 7.0})
+    pool.use(EDGE, {old: 7.0})
     pool.add(EDGE, new)
     assert list(pool.of(EDGE)) == [new]
     assert new.uses > 5
@@ -115,31 +115,107 @@ def test_pool_replaces_an_anchor_of_the_same_tokens() -> None:
     assert not pool.has(OTHER, range(10))
 
 
-def test_pool_stays_within_its_bytes_over_a_long_run() -> None:
+@pytest.mark.parametrize("least", [1, 2, 3])
+def test_pool_stays_within_its_bytes_over_a_long_run(least: int) -> None:
     pick = random.Random(3)
     ready = [anchor(pick.randint(4, 40), seed=s) for s in range(20)]
-    limit = 4 * max(a.nbytes for a in ready)
-    pool = AnchorPool(per_edge=4, max_bytes=limit)
+    limit = 6 * max(a.nbytes for a in ready)
+    pool = AnchorPool(per_edge=4, max_bytes=limit, least=least)
     edges = [Edge(str(n), "a", "b") for n in range(5)]
     for _ in range(1000):
         one = pick.choice(ready)
         edge = pick.choice(edges)
-        if any(a is one for e in pool.edges for a in pool.of(e)):
-            pool.use({one: pick.random()})
+        home = next((e for e in pool.edges for a in pool.of(e) if a is one), None)
+        if home is not None:
+            pool.use(home, {one: pick.random()})
             continue
-        assert edge in pool.add(edge, one)
+        before = {e: len(pool.of(e)) for e in edges}
+        changed = pool.add(edge, one)
+        short = [e for e in pool.edges if len(pool.of(e)) < min(least, before[e])]
+        assert not short  # no edge is left with too few by eviction
+        assert edge in changed or before == {e: len(pool.of(e)) for e in edges}
         held = [a for e in pool.edges for a in pool.of(e)]
         assert pool.nbytes == sum(a.nbytes for a in held) <= limit
         assert pool.full_nbytes == sum(a.full_nbytes for a in held)
         assert all(0 < len(pool.of(e)) <= 4 for e in pool.edges)
-    assert pool.evicted > 100
+    assert pool.evicted > 50
+    assert pool.refused > 10 or least == 1
 
 
 def test_pool_keeps_no_anchor_larger_than_itself() -> None:
     pool = AnchorPool(max_bytes=10)
-    assert pool.add(EDGE, anchor(10)) == set()
+    assert not pool.add(EDGE, anchor(10))
     assert len(pool) == 0
-    assert pool.shrink() is None
+    assert pool.refused == 1
+    assert pool.shrink(EDGE) is None
+
+
+def crowd(pool: AnchorPool, rounds: range, agents: range) -> None:
+    """Rounds in which agents want a segment each: those whose edge is usable use it, others offer an anchor."""
+    for n in rounds:
+        for agent in agents:
+            edge = Edge("document", "a", str(agent))
+            held = pool.of(edge)
+            if len(held) >= pool.least:
+                pool.use(edge, dict.fromkeys(held, 1 / len(held)))
+            else:
+                pool.add(edge, anchor(10, seed=100 * n + agent))
+
+
+def usable(pool: AnchorPool) -> set[str]:
+    return {edge.target for edge in pool.edges if len(pool.of(edge)) >= pool.least}
+
+
+@pytest.mark.parametrize("agents", [4, 7, 20])
+def test_edges_that_fit_stay_usable_however_many_want_room(agents: int) -> None:
+    pool = AnchorPool(max_bytes=6 * anchor(10).nbytes, least=2)
+    crowd(pool, range(2), range(agents))
+    assert usable(pool) == {"0", "1", "2"}
+    crowd(pool, range(2, 20), range(agents))
+    assert usable(pool) == {"0", "1", "2"}
+    assert pool.evicted == pool.short == 0
+    assert pool.refused == 20 * (agents - 3)
+
+
+def test_edges_out_of_use_give_way() -> None:
+    pool = AnchorPool(max_bytes=6 * anchor(10).nbytes, least=2)
+    crowd(pool, range(5), range(6))
+    crowd(pool, range(5, 15), range(2, 5))  # edge 2 goes on, 0 and 1 are not seen again
+    assert usable(pool) == {"2", "3", "4"}
+    crowd(pool, range(15, 25), range(2, 20))
+    assert usable(pool) == {"2", "3", "4"}
+
+
+def test_an_edge_takes_what_others_can_spare_before_it_displaces_any() -> None:
+    size = anchor(10).nbytes
+    pool = AnchorPool(max_bytes=6 * size, least=2)
+    for n in range(6):
+        pool.add(EDGE, anchor(10, seed=100 * n))
+    assert len(pool.of(EDGE)) == 6
+    assert pool.add(OTHER, anchor(10, seed=700))
+    assert (len(pool.of(EDGE)), len(pool.of(OTHER)), pool.short) == (4, 1, 1)  # room for another is set aside
+    assert pool.add(EDGE, anchor(10, seed=800)) == (EDGE,)  # in place of one of its own
+    assert pool.add(OTHER, anchor(10, seed=900)) == (OTHER,)
+    assert (len(pool.of(EDGE)), len(pool.of(OTHER)), pool.short) == (4, 2, 0)
+
+
+def test_room_for_fits_is_set_aside_too() -> None:
+    size = anchor(10).nbytes
+    pool = AnchorPool(max_bytes=5 * size, least=2)
+    for n in range(2):
+        pool.add(EDGE, anchor(10, seed=100 * n))
+    pool.fitted(EDGE, size)
+    assert not pool.wants(OTHER, (1,), size)  # two anchors and a fit as large as the first edge's
+    assert pool.add(EDGE, anchor(10, seed=500))
+    assert list(pool.beside) == [EDGE]
+
+
+@pytest.mark.parametrize("tokens", [3, 5, 40])
+@pytest.mark.parametrize("ranks", [(2, None), (1, 3), (None, None)])
+def test_the_size_of_an_anchor_is_known_beforehand(tokens: int, ranks: tuple[int | None, int | None]) -> None:
+    base = Features(noise(2, tokens, 8).half(), noise(2, tokens, 8, seed=1).half())
+    made = make_anchor(range(tokens), base, Features(2 * base.keys, 3 * base.values), rank=ranks[0], base_rank=ranks[1])
+    assert anchor_nbytes(base, rank=ranks[0], base_rank=ranks[1]) == made.nbytes
 
 
 def test_change_is_relative_to_the_layers_values() -> None:
@@ -222,6 +298,32 @@ def test_threshold_keeps_a_target_kl() -> None:
     for _ in range(300):
         threshold.outcome(0.9, 0.001)
     assert threshold.accepts(100.0)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "tau"),
+    [
+        ([(0.5, 0.0)] * 6 + [(0.5, 1.0)] * 6, 0.0),
+        ([(0.2, 0.0)] * 6 + [(0.5, 0.0)] * 3 + [(0.5, 1.0)] * 3, 0.2),
+        ([(0.2, 0.0)] * 6 + [(0.5, 0.1)] * 3 + [(0.5, 0.2)] * 3 + [(0.7, 9.0)], 0.5),
+        ([(0.0, 0.0)] * 6 + [(0.0, 1.0)] * 6, -1.0),
+        ([(0.2, 0.0)] * 6 + [(0.5, float("nan"))] * 6, 0.2),
+    ],
+)
+def test_a_bound_on_kl_takes_all_of_a_tie_or_none(outcomes: list[tuple[float, float]], tau: float) -> None:
+    threshold = Threshold(target_kl=0.1)
+    for uncertainty, kl in outcomes:
+        threshold.outcome(uncertainty, kl)
+    assert threshold.tau == tau
+
+
+def test_an_uncertainty_that_is_not_finite_is_refused_and_forgotten() -> None:
+    threshold = Threshold(target_reuse=0.5, window=8)
+    for n in range(40):
+        assert not threshold.accepts(float("nan"))
+        assert not threshold.accepts(float("inf"))
+        threshold.accepts(n % 8)
+    assert threshold.tau == 3
 
 
 def test_guard_turns_an_edge_off_and_tries_it_again() -> None:

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from agentflow.cache.kvcmas.anchors import Anchor, AnchorPool, Features, make_anchor
+from agentflow.cache.kvcmas.anchors import Anchor, AnchorPool, Features, anchor_nbytes, make_anchor
 from agentflow.cache.kvcmas.estimators import Fitted, Prediction, Query
 from agentflow.cache.kvcmas.guard import Guard
 from agentflow.cache.kvcmas.methods import Method, method
@@ -87,16 +87,17 @@ class Corrector:
         self.choice: Choice = choice or self.method.choice
         self.min_run = min_run
         self.signal: Signal = signal
-        self.min_anchors = max(1, min_anchors)
+        self.min_anchors = min_anchors
         self.threshold = Threshold(tau=tau, target_reuse=target_reuse, target_kl=target_kl)
         self.guard = guard or Guard()
-        self.pool = AnchorPool(per_edge=anchors, max_bytes=pool_bytes)
+        self.pool = AnchorPool(per_edge=anchors, max_bytes=pool_bytes, least=min_anchors)
         self._check(reference, tau, target_reuse, target_kl, queue)
         self._queue = queue
         self._seed = seed
         self._pending: deque[_Pending] = deque()
         self._stale: OrderedDict[Edge, None] = OrderedDict()
         self._fitted: dict[Edge, Fitted] = {}
+        self._unfit: set[Edge] = set()
         self._counts: Counter[str] = Counter()
 
     def _check(self, reference: str, *values: float | None) -> None:
@@ -109,6 +110,12 @@ class Corrector:
             raise UsageError("recompute and target_reuse are shares, between 0 and 1")
         if (self.rank is not None and self.rank < 1) or self.pool.per_edge < 0 or self.min_run < 1 or (queue or 0) < 0:
             raise UsageError("rank and min_run are at least 1; anchors and queue at least 0")
+        if self.min_anchors < 1 or 0 < self.pool.per_edge < self.min_anchors or self.pool.max_bytes < 0:
+            raise UsageError(
+                "min_anchors is at least 1 and at most anchors (unless these are 0); pool_bytes at least 0"
+            )
+        if any(v is not None and not v >= 0 for v in (tau, kl)):
+            raise UsageError("tau and target_kl are at least 0")
         if self.choice not in ("first", "change", "both") or self.signal not in ("distance", "entropy", "head"):
             raise UsageError("choice is 'first', 'change' or 'both'; signal 'distance', 'entropy' or 'head'")
 
@@ -126,19 +133,27 @@ class Corrector:
     ) -> Estimate | Refusal:
         """See :class:`~agentflow.cache.kvcmas.types.Correction`. An estimator's failure becomes a refusal."""
         self._shapes(token_ids, source)
+        if not 0 <= exact <= source.tokens:
+            raise UsageError(f"exact is a number of the segment's {source.tokens} tokens, not {exact}")
         if not self.guard.allows(edge):
             return self._refuse("edge is off", {})
+        if not _finite(source):
+            return self._refuse("source is not finite", {})
         if self.method.estimator is None:
             moved = self._moved(source, start, None)
+            if not _finite(moved):
+                return self._refuse("estimate is not finite", {})
             chosen = choose(moved.tokens, self.recompute, "first", exact=exact, min_run=self.min_run)
             self._counts["estimates"] += 1
             return Estimate(kv=moved, recompute=chosen, confidence=0.0, method=self.name)
         fitted = self._fitted.get(edge)
         known = len(self.pool.of(edge))
-        if fitted is None or known < self.min_anchors:
+        if known < self.min_anchors:
             return self._refuse("too few anchors", {"anchors": known})
+        if fitted is None:
+            return self._refuse("fit failed" if edge in self._unfit else "not fitted yet", {"anchors": known})
         try:
-            return self._estimate(fitted, token_ids, source, start, exact)
+            return self._estimate(edge, fitted, token_ids, source, start, exact)
         except Exception as error:  # whatever an estimator does, the request goes on
             self._counts["failed"] += 1
             self._counts[f"failed: {type(error).__name__}"] += 1
@@ -146,14 +161,15 @@ class Corrector:
 
     @torch.no_grad()
     def _estimate(
-        self, fitted: Fitted, token_ids: Sequence[int], source: SegmentKV, start: int, exact: int
+        self, edge: Edge, fitted: Fitted, token_ids: Sequence[int], source: SegmentKV, start: int, exact: int
     ) -> Estimate | Refusal:
         base = self._features(source, start)
         found = fitted.predict(Query(tuple(token_ids), base))
         terms = {"distance": found.distance, "entropy": found.entropy}
-        if not bool(torch.isfinite(found.delta.keys.sum() + found.delta.values.sum())):
+        numbers = (found.distance, found.entropy, *found.shares.values())
+        if not _finite(found.delta) or not all(map(math.isfinite, numbers)):
             return self._refuse("estimate is not finite", terms)
-        self.pool.use(found.shares)
+        self.pool.use(edge, found.shares)
         confidence = 1 / (1 + found.distance) if self.signal != "entropy" else 1 - found.entropy
         if self.signal != "head":
             uncertainty = found.distance if self.signal == "distance" else found.entropy
@@ -165,6 +181,8 @@ class Corrector:
         scores = change(found.delta, base)
         terms["change"] = float(scores.mean())
         kv = self._moved(source, start, found)
+        if not _finite(kv):  # too large for the source's float type
+            return self._refuse("estimate is not finite", terms)
         chosen = choose(kv.tokens, self.recompute, self.choice, scores, exact=exact, min_run=self.min_run)
         self._counts["estimates"] += 1
         return Estimate(kv=kv, recompute=chosen, confidence=confidence, method=self.name, terms=terms)
@@ -174,9 +192,11 @@ class Corrector:
         """Weigh an estimate once the segment's first tokens are computed: ``head`` is their KV.
 
         The uncertainty is the relative squared error of the estimated values there. With the signal ``head`` it
-        decides; with others the estimate only gets the term ``head``.
+        decides; with others the estimate only gets the term ``head``. Raises UsageError when shapes do not fit.
         """
         n = head.tokens
+        if not n or head.values.shape != estimate.kv.values[:, :n].shape:
+            raise UsageError(f"a head of {tuple(head.values.shape)} for KV of {tuple(estimate.kv.values.shape)}")
         there, mine = head.values.float(), estimate.kv.values[:, :n].float()
         error = float((there - mine).square().sum() / there.square().sum().clamp_min(1e-12))
         terms = {**estimate.terms, "head": error}
@@ -193,8 +213,7 @@ class Corrector:
 
     def learn(self, edge: Edge, token_ids: Sequence[int], source: SegmentKV, target: SegmentKV) -> bool:
         """See :class:`~agentflow.cache.kvcmas.types.Correction`."""
-        self._shapes(token_ids, source)
-        self._shapes(token_ids, target)
+        self._shapes(token_ids, source, target)
         tokens = tuple(token_ids)
         waiting = any(p.edge == edge and p.tokens == tokens for p in self._pending)
         if not self.learns or waiting or self.pool.has(edge, tokens):
@@ -207,8 +226,13 @@ class Corrector:
         return True
 
     def adopt(self, edge: Edge, anchor: Anchor) -> None:
-        """Take an anchor that exists already, of another corrector of the same model; :meth:`work` fits it."""
-        self._stale.update(dict.fromkeys(self.pool.add(edge, anchor)))
+        """Take an anchor that exists already, of another corrector of the same model; :meth:`work` fits it.
+
+        Raises UsageError when it is not finite, or not of this model.
+        """
+        if not anchor.finite or self._form not in (None, anchor.form):
+            raise UsageError(f"an anchor that is not finite, or of {anchor.form} layers and features, not {self._form}")
+        self._changed(self.pool.add(edge, anchor))
 
     def work(self, *, until: Callable[[], bool] | None = None) -> int:
         """See :class:`~agentflow.cache.kvcmas.types.Correction`. A candidate that cannot be decomposed is dropped."""
@@ -225,20 +249,40 @@ class Corrector:
     def _step(self) -> None:
         if self._pending:
             edge, tokens, source, target = self._pending.popleft()
-            anchor = make_anchor(tokens, source, target, rank=self._ranks[1], base_rank=self._ranks[0], seed=self._seed)
-            if not all(bool(torch.isfinite(m.left).all()) for m in (anchor.base_values, anchor.delta_values)):
+            base_rank, rank = self._ranks
+            if not self.pool.wants(edge, tokens, anchor_nbytes(source, rank=rank, base_rank=base_rank)):
+                return
+            anchor = make_anchor(tokens, source, target, rank=rank, base_rank=base_rank, seed=self._seed)
+            if not anchor.finite:
                 raise ValueError("anchor is not finite")
-            self._stale.update(dict.fromkeys(self.pool.add(edge, anchor)))
-            self._counts["learned"] += 1
+            changed = self.pool.add(edge, anchor)
+            self._changed(changed)
+            self._counts["learned"] += bool(changed)
             return
         edge, _ = self._stale.popitem(last=False)
-        self._fitted.pop(edge, None)
-        if (anchors := self.pool.of(edge)) and self.method.estimator is not None:
-            self._fitted[edge] = self.method.estimator.fit(anchors)
-            self._counts["fits"] += 1
-        while self.nbytes > self.pool.max_bytes and (home := self.pool.shrink()) is not None:
-            self._fitted.pop(home, None)
-            self._stale[home] = None
+        if self.method.estimator is None or len(anchors := self.pool.of(edge)) < self.min_anchors:
+            return
+        try:
+            fitted = self.method.estimator.fit(anchors)
+        except Exception:  # the fit that there was, if any, goes on
+            self._counts["failed: fit"] += 1
+            self._unfit.add(edge)
+            raise
+        self._unfit.discard(edge)
+        self._fitted[edge] = fitted
+        self.pool.fitted(edge, fitted.nbytes)
+        self._counts["fits"] += 1
+        while self.nbytes > self.pool.max_bytes and (home := self.pool.shrink(edge)) is not None:
+            self._changed([home])
+
+    def _changed(self, edges: Sequence[Edge]) -> None:
+        """Anchors of these edges changed: fit them again, and forget fits that lost their room."""
+        for edge in edges:
+            self._stale[edge] = None
+            if edge not in self.pool.beside:
+                self._fitted.pop(edge, None)
+            if not self.pool.of(edge):
+                self._unfit.discard(edge)
 
     def drifted(self, edge: Edge, kl: float, agreement: float, *, confidence: float | None = None) -> bool:
         """See :class:`~agentflow.cache.kvcmas.types.Correction`. ``guard.verdict(edge)`` holds the record."""
@@ -263,19 +307,37 @@ class Corrector:
             "pending": len(self._pending),
             "pending_bytes": sum(m.nbytes for p in self._pending for m in (*p.source, *p.target)),
             "evicted": self.pool.evicted,
+            "anchors_refused": self.pool.refused,
             "edges": len(self.pool.edges),
+            "edges_short": self.pool.short,
             "edges_off": self.guard.off,
             **({"tau": self.threshold.tau} if math.isfinite(self.threshold.tau) else {}),
         }
 
-    def _shapes(self, token_ids: Sequence[int], kv: SegmentKV) -> None:
-        if kv.keys.dim() != 4 or kv.keys.shape != kv.values.shape or kv.keys.shape[-1] != self.rope.head_size:
-            raise UsageError(
-                "keys and values are (layers, tokens, KV heads, head size) with heads of"
-                f" {self.rope.head_size}; got {tuple(kv.keys.shape)} and {tuple(kv.values.shape)}"
-            )
-        if len(token_ids) != kv.tokens or not kv.tokens:
-            raise UsageError(f"{len(token_ids)} token ids for KV of {kv.tokens} tokens")
+    @property
+    def _form(self) -> tuple[int, int] | None:
+        """Layers and features of what was learnt, if anything."""
+        if self._pending:
+            keys = self._pending[0].source.keys
+            return keys.shape[0], keys.shape[-1]
+        return self.pool.form
+
+    def _shapes(self, token_ids: Sequence[int], *kvs: SegmentKV) -> None:
+        size, form = self.rope.head_size, self._form
+        for kv in kvs:
+            if kv.keys.dim() != 4 or kv.keys.shape != kv.values.shape or kv.keys.shape[-1] != size:
+                raise UsageError(
+                    "keys and values are (layers, tokens, KV heads, head size) with heads of"
+                    f" {size}; got {tuple(kv.keys.shape)} and {tuple(kv.values.shape)}"
+                )
+            if len(token_ids) != kv.tokens or not kv.tokens:
+                raise UsageError(f"{len(token_ids)} token ids for KV of {kv.tokens} tokens")
+            layers, _, heads, _ = kv.keys.shape
+            form = form or (layers, heads * size)
+            if form != (layers, heads * size):
+                raise UsageError(
+                    f"KV of {layers} layers and {heads} KV heads beside that of {form[0]} layers and {form[1] // size}"
+                )
 
     def _features(self, kv: SegmentKV, start: int, *, keep: bool = False) -> Features:
         """De-rotated keys (or as rotated from ``start``, as the method wants) and values; with ``keep`` in the KV's own
@@ -297,6 +359,11 @@ class Corrector:
     def _refuse(self, reason: str, terms: Mapping[str, float]) -> Refusal:
         self._counts[f"refused: {reason}"] += 1
         return Refusal(reason, terms)
+
+
+def _finite(tensors: Features | SegmentKV) -> bool:
+    """Whether keys and values have neither NaN nor infinity, by their sums: those of finite KV are far from overflow."""
+    return all(math.isfinite(float(t.sum(dtype=torch.float32))) for t in (tensors.keys, tensors.values))
 
 
 def _split(rank: int | None, share: float) -> tuple[int | None, int | None]:

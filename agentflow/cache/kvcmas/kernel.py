@@ -16,7 +16,7 @@ from agentflow.cache.kvcmas.estimators import Fitted, Prediction, Query, entropy
 from agentflow.cache.kvcmas.lowrank import LowRank
 from agentflow.cache.kvcmas.subspace import Subspace, principal
 
-__all__ = ["TokenKernel", "fold", "spread"]
+__all__ = ["TokenKernel", "fold"]
 
 #: Tokens that the bandwidth is measured on.
 _PROBES = 128
@@ -176,12 +176,6 @@ def _beside(keys: LowRank, values: LowRank) -> torch.Tensor:
 
 def _only(matrix: LowRank, rows: torch.Tensor) -> LowRank:
     return matrix if len(rows) == matrix.tokens else LowRank(matrix.left[:, rows], matrix.right)
-
-
-def spread(weights: torch.Tensor, matrices: Sequence[LowRank]) -> torch.Tensor:
-    """Weights (layers, tokens, all anchors' tokens) times the anchors' matrices, through their factors."""
-    blocks = torch.split_with_sizes(weights, [m.tokens for m in matrices], 2)
-    return fold([block @ m.left.float() for block, m in zip(blocks, matrices, strict=True)], matrices)
 
 
 def fold(parts: Sequence[torch.Tensor], matrices: Sequence[LowRank]) -> torch.Tensor:

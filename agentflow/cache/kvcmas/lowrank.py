@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["LowRank", "truncate"]
+__all__ = ["LowRank", "truncate", "truncated_nbytes"]
 
 #: Columns of the random sketch beyond the rank, and rounds of power iteration. With two rounds the error is within a
 #: per mille of the best (measured on the default model).
@@ -70,3 +70,10 @@ def truncate(matrix: torch.Tensor, rank: int | None, *, seed: int = 0) -> LowRan
     right = scaled / lengths.clamp_min(1e-30)
     left = (span @ vectors) * lengths.mT
     return LowRank(left.to(matrix.dtype), right.to(matrix.dtype))
+
+
+def truncated_nbytes(matrix: torch.Tensor, rank: int | None) -> int:
+    """Bytes that ``truncate(matrix, rank)`` takes."""
+    layers, tokens, features = matrix.shape
+    numbers = tokens * features if rank is None else min(tokens * features, rank * (tokens + features))
+    return layers * numbers * matrix.element_size()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
+from math import inf, isfinite, isnan
 
 __all__ = ["Threshold"]
 
@@ -46,7 +47,9 @@ class Threshold:
         return self._by_kl
 
     def accepts(self, uncertainty: float) -> bool:
-        """Whether to use an estimate; also notes the uncertainty."""
+        """Whether to use an estimate; also notes the uncertainty. One that is not finite is refused, and not noted."""
+        if not isfinite(uncertainty):
+            return False
         if len(self._recent) == self._recent.maxlen:
             del self._ordered[bisect_left(self._ordered, self._recent[0])]
         self._recent.append(uncertainty)
@@ -54,17 +57,19 @@ class Threshold:
         return uncertainty <= self.tau
 
     def outcome(self, uncertainty: float, kl: float) -> None:
-        """A corrected call was run again densely: what its uncertainty had been, and the KL found."""
-        if self.target_kl is None:
+        """A corrected call was run again densely: what its uncertainty had been, and the KL found. NaN is worst."""
+        if self.target_kl is None or not isfinite(uncertainty):
             return
-        self._outcomes.append((uncertainty, kl))
+        self._outcomes.append((uncertainty, inf if isnan(kl) else kl))
         if len(self._outcomes) < self._enough:
             return
-        total, best = 0.0, 0.0
         ordered = sorted(self._outcomes)
+        bound = self.target_kl * (1 + 1e-9)  # sums round
+        total, best = 0.0, 0.0 if ordered[0][0] > 0 else -1.0
         for n, (u, value) in enumerate(ordered, 1):
             total += value
-            if total / n <= self.target_kl:
+            tied = n < len(ordered) and ordered[n][0] == u  # tau takes all of a tie or none
+            if not tied and total / n <= bound:
                 best = u
-        everything = total / len(ordered) <= self.target_kl
+        everything = total / len(ordered) <= bound
         self._by_kl = float("inf") if everything else best
