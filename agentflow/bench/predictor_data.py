@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from agentflow.bench.traces.generators import GENERATORS, Plan, generate
 from agentflow.bench.traces.importers import IMPORTERS, import_trace
-from agentflow.bench.traces.jsonl import read_trace
+from agentflow.bench.traces.jsonl import Skipped, read_trace
 from agentflow.bench.traces.model import Trace
+from agentflow.cache.ledger import EARLY
 from agentflow.cache.pbkv.graph_data import Run
 from agentflow.errors import UsageError
 
@@ -23,33 +24,50 @@ __all__ = ["load", "read_hidden", "runs_of", "write_hidden"]
 Vector = npt.NDArray[np.float32]
 
 
-def load(source: str) -> Trace:
-    """The trace that ``source`` names: a file of ours, ``FORMAT=PATH`` of a public one, or ``generate=NAME:COUNT``."""
+def load(source: str, *, left_out: list[str] | None = None) -> Trace:
+    """The trace that ``source`` names: a file of ours, ``FORMAT=PATH`` of a public one, or ``generate=NAME:COUNT``.
+
+    Why lines or records of it could not be read is added to ``left_out``, a reason each. Raises
+    :class:`~agentflow.errors.UsageError` for what cannot be read at all.
+    """
     name, found, rest = source.partition("=")
     if found and name == "generate":
         kind, _, count = rest.partition(":")
         if kind not in GENERATORS or (count and not count.isdecimal()):
             raise UsageError(f"{source!r}: expected generate=NAME:COUNT with a name of {', '.join(sorted(GENERATORS))}")
         return generate(kind, Plan(workflows=int(count or 200)))
-    if found and name in IMPORTERS:
-        return import_trace(name, rest).trace
-    if not Path(source).exists():
-        formats = ", ".join(sorted(IMPORTERS))
-        raise UsageError(f"{source}: no such file; public traces are given as FORMAT=PATH with a format of {formats}")
-    return read_trace(source, on_error="skip")
+    reasons = left_out if left_out is not None else []
+    try:
+        if rest and name in IMPORTERS:
+            trace, report = import_trace(name, rest)
+            reasons += [f"{r.where}: {r.reason}" for r in report.rejected]
+            return trace
+        if not Path(source).exists():
+            formats = ", ".join(sorted(IMPORTERS))
+            raise UsageError(
+                f"{source}: no such file; public traces are given as FORMAT=PATH with a format of {formats}"
+            )
+        skipped: list[Skipped] = []
+        trace = read_trace(source, on_error="skip", skipped=skipped)
+        reasons += [f"line {s.line}: {s.reason}" for s in skipped]
+        return trace
+    except OSError as error:
+        raise UsageError(f"{source}: cannot be read ({error.strerror or error})") from error
 
 
 def runs_of(trace: Trace, hidden: Mapping[str, Vector] | None = None) -> list[Run]:
-    """The trace's workflows as runs. ``hidden`` maps ids of calls to the hidden states of their prompts."""
+    """The trace's workflows as runs, without calls that were made early and given up. ``hidden`` maps ids of calls to
+    the hidden states of their prompts."""
     known = hidden or {}
+    used = [[c for c in w.calls if not (c.branch == EARLY and c.superseded)] for w in trace.workflows]
     return [
         Run(
-            tuple(c.agent for c in w.calls),
-            hidden=tuple(known.get(c.id) for c in w.calls),
-            sizes=tuple((c.prompt_tokens, c.output_tokens) for c in w.calls),
+            tuple(c.agent for c in calls),
+            hidden=tuple(known.get(c.id) for c in calls),
+            sizes=tuple((c.prompt_tokens, c.output_tokens) for c in calls),
         )
-        for w in trace.workflows
-        if w.calls
+        for calls in used
+        if calls
     ]
 
 

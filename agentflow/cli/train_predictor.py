@@ -8,6 +8,7 @@ with the policies pbkv-he and pbkv: {"name": "pbkv", "backbone": "sage", "predic
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 
 from agentflow.cli._command import Command
@@ -34,11 +35,21 @@ def run(args: argparse.Namespace, out: Output) -> int:
     """Train, write the file, and tell how well runs that were set aside are forecast."""
     from agentflow.bench.predictor_data import load, read_hidden, runs_of
     from agentflow.cache.pbkv.sage import Shape
-    from agentflow.cache.pbkv.saved import save_trained
+    from agentflow.cache.pbkv.saved import check_target, save_trained
     from agentflow.cache.pbkv.training import Settings, train
 
+    check_target(args.out)
     hidden = read_hidden(args.hidden) if args.hidden else {}
-    traces = [load(source) for source in args.traces]
+    traces, left_out = [], []
+    for source in args.traces:
+        reasons: list[str] = []
+        traces.append(load(source, left_out=reasons))
+        if reasons:
+            left_out.append({"trace": source, "count": len(reasons), "first": reasons[0]})
+            told = (
+                f"{len(reasons)} lines or records could not be read and are left out, the first for this: {reasons[0]}"
+            )
+            sys.stderr.write(f"agentflow: {source}: {told}\n")
     runs = [run for trace in traces for run in runs_of(trace, hidden)]
     edges: dict[str, set[str]] = {}
     for trace in traces:
@@ -65,7 +76,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
             for k in range(1, args.steps + 1)
         ),
     )
-    out.result({"file": args.out, "agents": trained.graph.names, "report": report})
+    out.result({"file": args.out, "agents": trained.graph.names, "report": report, "left_out": left_out})
     return 0
 
 

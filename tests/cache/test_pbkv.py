@@ -200,6 +200,88 @@ def test_trust_falls_with_bad_forecasts_and_comes_back() -> None:
     assert even == pytest.approx({"a": 0.75, END: 0.25})
 
 
+@pytest.mark.parametrize("choices", [5, 101, 257])
+def test_trust_falls_however_many_agents_there_are_but_not_by_one_surprise(choices: int) -> None:
+    trust = Trust()
+    trust.learn(0.0, choices)
+    assert 0.05 < trust.weight < 0.5
+    for _ in range(20):
+        trust.learn(0.0, choices)
+    assert trust.weight < 0.01
+    good = Trust()
+    for _ in range(6):
+        good.learn(0.7, choices)
+    assert good.weight > 0.99
+    good.learn(0.0, choices)
+    assert good.weight > 0.95
+
+
+def test_a_wrong_predictor_of_many_agents_is_not_believed(drive: Callable[..., Any]) -> None:
+    driven = drive("pbkv-he")
+    driven.policy.predictor = Told(dict.fromkeys(map("w{}".format, range(9)), ({"nobody": 1.0},) * 4))
+    rng = random.Random(0)
+    for i in range(400):
+        driven.run(f"w{i % 9}", f"a{rng.randrange(150)}")
+    assert driven.policy.stats()["trust"] < 0.01
+
+
+@pytest.mark.parametrize("options", [{"noise": 0.5, "trust": False}, {"trust": True}])
+def test_agents_that_were_not_called_yet_keep_their_part(drive: Callable[..., Any], options: Any) -> None:
+    driven = drive({"name": "pbkv-he", "horizon": 1, **options})
+    driven.policy.predictor = Told({"w": ({"a": 0.2, "later": 0.7, END: 0.1},)})
+    driven.run("w", "a", "x")
+    (step,) = check_steps(driven.policy.predict(1)[0].steps, 1)
+    assert step["later"] >= 0.35
+    assert check_steps(Trust().blend((step,), ["a"]), 1)[0]["later"] == pytest.approx(step["later"] / 2)
+
+
+@pytest.mark.parametrize("name", ["pbkv-he", "pbkv-queue"])
+def test_the_explanation_is_of_the_numbers_in_the_score(drive: Callable[..., Any], name: str) -> None:
+    driven = drive({"name": name, "gamma": 0.5, "horizon": 3})
+    for _ in range(3):
+        for workflow, agent in (("v", "a"), ("w", "b"), ("w", "a")):
+            driven.run(workflow, agent, "x")
+    driven.arrive("w", "b")
+    terms = driven.why("x").terms
+    worth = sum(0.5**k * terms[f"p{k + 1}"] for k in range(3))
+    wanted = worth if name == "pbkv-he" else 0.5 * worth + terms["waiting_calls"]
+    assert terms["score"] == pytest.approx(wanted, abs=1e-3)
+    assert driven.score("x")[1] == pytest.approx(terms["score"], abs=0.011)
+    for workflow in "vw":
+        driven.end(workflow)
+    assert driven.why("x").terms["active"] == driven.score("x")[0]
+
+
+def test_what_is_retired_is_not_prefetched(drive: Callable[..., Any]) -> None:
+    driven = drive(pbkv("pbkv", threshold=0.0))
+    driven.run("w", "a", "x")
+    driven.run("v", "a", "y")
+    kept_on_host(driven, "xy")
+    driven.end("w")
+    assert [p.node for p in driven.runtime.act()] == [driven.nodes["y"].id]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"horizon": 2.5},
+        {"horizon": True},
+        {"name": "pbkv", "threshold": float("nan")},
+        {"name": "pbkv", "budget": 2.5},
+        {"predictor": {"window": 0}},
+        {"predictor": {"limit": 0}},
+        {"predictor": {"prior": -1}},
+        {"predictor": {"prior": float("nan")}},
+        {"backbone": "uniform", "predictor": {"limit": 0}},
+        {"backbone": "sage", "predictor": {"capacity": 1.5}},
+        {"backbone": "sage", "predictor": {"refresh": -1}},
+    ],
+)
+def test_options_without_sense_are_refused(drive: Callable[..., Any], options: Any) -> None:
+    with pytest.raises(UsageError, match="must be"):
+        drive(pbkv(**options))
+
+
 def test_values_are_discounted_and_leave_out_the_end() -> None:
     assert agent_values(W1, 0.5) == pytest.approx({"a": 0.5, "b": 0.55})
     with pytest.raises(ValueError, match="sum to"):

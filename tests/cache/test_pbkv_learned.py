@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import pickle
 import random
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from agentflow.cache.pbkv.markov import Markov
 from agentflow.cache.pbkv.predictors import make_predictor
 from agentflow.cache.pbkv.sage import Network, Shape, network_arrays
 from agentflow.cache.pbkv.saved import load_trained, read_header, save_trained
-from agentflow.cache.pbkv.training import Settings, Trained, train
+from agentflow.cache.pbkv.training import Settings, Trained, refresh, train
 from agentflow.errors import UsageError
 
 SIZE = 16
@@ -224,10 +225,26 @@ def damaged(file: Path, how: str) -> None:
             header["agents"].append("ask")
         elif how == "nan":
             tensors["network.ends.bias"][0] = float("nan")
-        save_file(tensors, file, metadata={"agentflow": json.dumps(header)} if how != "foreign" else {})
+        elif how == "report":
+            header["report"]["epochs"] = 10**400
+        elif how == "dropout":
+            header["shape"]["dropout"] = 10**400
+        elif how == "flat":
+            tensors["graph.far"] = torch.tensor(0.0)
+        elif how == "far":
+            tensors["graph.far"] = tensors["graph.far"].repeat(100, 1, 1)
+        elif how == "complex":
+            tensors["graph.counts"] = tensors["graph.counts"].to(torch.complex64)
+        elif how in ("counts", "far less", "sizes less"):
+            tensors[f"graph.{how.removesuffix(' less')}"].flatten()[0] = -1
+        elif how == "temperature":
+            tensors["network.temperature"][0, 0] = 0.0
+        text = "[" * 100_000 if how == "deep" else json.dumps(header)
+        save_file(tensors, file, metadata={"agentflow": text} if how != "foreign" else {})
 
 
 DAMAGES = ["cut", "empty", "pickle", "old", "sizes", "huge", "agents", "nan", "foreign"]
+DAMAGES += ["report", "dropout", "flat", "far", "complex", "counts", "far less", "sizes less", "temperature", "deep"]
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -244,6 +261,65 @@ def test_a_damaged_or_foreign_file_leaves_the_chain_alone(
     assert not made.ready
     made.learn(["a"], "b")
     assert made.forecast(["a"], 1)[0] == {"b": 1.0}
+
+
+@pytest.mark.parametrize("how", ["cut", "report", "flat", "deep"])
+def test_the_worker_outlives_a_damaged_file(file: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    damaged(file, how)
+    made = Sage(path=str(file))
+    made.forecast(["a"], 1, workflow="w")
+    assert made.settle(30.0)
+    assert (made.counters["degraded"], made.ready) == (1, False)
+    assert caplog.text.count("a Markov chain stands in") == 1
+
+
+def test_no_exception_while_loading_reaches_the_caller(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Any) -> None:
+        raise RecursionError("deeper than anybody thought")
+
+    monkeypatch.setattr("agentflow.cache.pbkv.saved.load_trained", fail)
+    assert Sage(path=str(file), inline=True).counters == {"degraded": 1}
+    made = Sage(path=str(file))
+    made.forecast(["a"], 1, workflow="w")
+    assert made.settle(30.0)
+    assert made.counters["degraded"] == 1
+
+
+def unsound(file: Path) -> None:
+    """Weights that are finite, and too large to compute with."""
+    tensors = load_file(file)
+    tensors["network.chooses.weight"].fill_(1e38)
+    save_file(tensors, file, metadata={"agentflow": json.dumps(read_header(file))})
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_an_answer_that_is_no_distribution_is_counted_and_the_chain_answers(file: Path, inline: bool) -> None:
+    unsound(file)
+    made = Sage(path=str(file), inline=inline)
+    try:
+        for i in range(1, 4):
+            made.learn(["a"], "b")
+            step = made.forecast(["a"], 1, workflow="w")[0]
+            assert check_steps((step,), 1)
+            assert made.settle(30.0)
+            assert made.answers() == []
+            assert made.counters["failures"] == i
+        assert made.counters["degraded"] == 1
+        assert made.forecast(["a"], 1)[0]["b"] == 1.0
+    finally:
+        made.close()
+
+
+def test_a_file_is_as_open_as_any_other(trained: Trained, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        save_trained(trained, tmp_path / "agents")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "agents").stat().st_mode & 0o777 == 0o640
+    with pytest.raises(UsageError, match="cannot be written"):
+        save_trained(trained, tmp_path / "agents" / "agents")
+    assert [p.name for p in tmp_path.iterdir()] == ["agents"]
 
 
 def test_a_file_of_another_backbone_is_not_used(file: Path) -> None:
@@ -303,6 +379,39 @@ def test_a_refresh_takes_in_recent_runs(file: Path) -> None:
     assert made.settle_refresh()
     made.forecast(["ask"], 1)
     assert made.counters["refreshes"] == 1
+
+
+def taught(made: Sage, seed: int) -> list[Steps]:
+    """Forecasts while runs are learned, each asked for twice."""
+    out = []
+    for run in runs(by_path, 12, seed):
+        for at in range(1, len(run.agents) + 1):
+            made.learn(run.agents[:at], run.agents[at] if at < len(run.agents) else END)
+            out.append(made.forecast(run.agents[:at], 2))
+    return out
+
+
+def test_an_inline_refresh_gives_the_same_each_time(file: Path) -> None:
+    made = [Sage(path=str(file), inline=True, refresh=5) for _ in range(2)]
+    torch.manual_seed(0)
+    first = taught(made[0], 7)
+    torch.manual_seed(1)
+    assert taught(made[1], 7) == first
+    assert made[0].counters["refreshes"] == 2
+    assert first != taught(Sage(path=str(file), inline=True), 7)
+
+
+def test_the_generator_of_the_process_is_left_alone(trained: Trained, file: Path) -> None:
+    before = torch.random.get_rng_state()
+    made = load_trained(file)
+    for run in runs(by_path, 5, 8):
+        made.graph.learn_run(run.agents)
+    refreshed = [refresh(made.network, made.graph, runs(by_path, 5, 8)) for _ in range(2)]
+    train(runs(by_path, 12, 9), Settings(shape=Shape(width=8, hidden=4), epochs=1, geometric=False))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    first, second, old = (torch.nn.utils.parameters_to_vector(n.parameters()) for n in (*refreshed, made.network))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, old)
 
 
 def test_the_policy_takes_answers_in_when_it_is_asked_between_steps(drive: Callable[..., Any], file: Path) -> None:

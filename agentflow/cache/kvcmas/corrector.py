@@ -362,8 +362,12 @@ class Corrector:
 
 
 def _finite(tensors: Features | SegmentKV) -> bool:
-    """Whether keys and values have neither NaN nor infinity, by their sums: those of finite KV are far from overflow."""
-    return all(math.isfinite(float(t.sum(dtype=torch.float32))) for t in (tensors.keys, tensors.values))
+    """Whether keys and values have neither NaN nor infinity: a sum has one if any number does, and costs little.
+
+    Sums of half floats, which hold no more than 65,504, are made in single.
+    """
+    wide = torch.float32 if tensors.keys.dtype is torch.float16 else None
+    return all(math.isfinite(float(t.sum(dtype=wide))) for t in (tensors.keys, tensors.values))
 
 
 def _split(rank: int | None, share: float) -> tuple[int | None, int | None]:

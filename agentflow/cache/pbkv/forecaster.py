@@ -36,7 +36,7 @@ class Forecaster:
         self.network: Network = trained.network
         self.graph = copy.deepcopy(trained.graph)
         self.recent: deque[Run] = deque(maxlen=RECENT)
-        self._version = -1
+        self._version = self._given = -1
         self._learned = 0
         self._embedded: torch.Tensor | None = None
         self._chain: Chain | None = None
@@ -71,12 +71,16 @@ class Forecaster:
         hidden: Sequence[Hidden | None] = (),
         named: float = NAMED,
     ) -> list[Steps]:
-        """Steps of each path, in one pass. Beyond the steps it was trained for, the last is repeated."""
+        """Steps of each path, in one pass; none where the network's answer is no distribution. Beyond the steps it was
+        trained for, the last is repeated."""
         if not paths:
             return []
         for path in paths:
+            if path:
+                self.graph.number(path[-1])
+        for path in paths:
             for agent in path:
-                self.graph.number(agent)
+                self.graph.find(agent)
         if self._chain is None or self._chain.version != self.graph.version or self._chained >= CHAIN:
             self._chain, self._chained = Chain(self.graph, self.network.shape.steps), 0
         inputs = build(
@@ -88,16 +92,18 @@ class Forecaster:
             chain=self._chain,
         )
         found = forecast(self.network, self._embeddings(), inputs)
-        return _named(found[:, :horizon], self.graph.names, horizon, named)
+        sound = (np.abs(found.sum(2) - 1.0) < 1e-3).all(1) & (found.min((1, 2)) >= 0.0)  # NaN is neither
+        steps = _named(np.where(sound[:, None, None], found, 0.0)[:, :horizon], self.graph.names, horizon, named)
+        return [s if fine else () for s, fine in zip(steps, sound.tolist(), strict=True)]
 
     def _embeddings(self) -> torch.Tensor:
         """Embeddings (agents, width) of the graph as it is, or as it was a few transitions ago."""
         found = self._embedded
         due = FRESH if self._version != self.graph.version else STALE
-        if found is None or len(found) != len(self.graph) or self._learned >= due:
+        if found is None or self._given != self.graph.agents.given or self._learned >= due:
             with torch.inference_mode():
                 found = self._embedded = self.network.embed(*network_arrays(self.graph))
-            self._version, self._learned = self.graph.version, 0
+            self._version, self._given, self._learned = self.graph.version, self.graph.agents.given, 0
         return found
 
     def refresher(self) -> Callable[[], Network]:

@@ -9,25 +9,29 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from agentflow.cache.pbkv.forecast import END, Hidden
+from agentflow.cache.pbkv.names import AGENTS, Names
 
 __all__ = ["FEATURES", "LIMIT", "CallGraph", "Run", "hashed_text"]
 
 Floats = npt.NDArray[np.float32]
 
 #: Agents that a graph holds at most.
-LIMIT = 256
+LIMIT = AGENTS
 #: Places for hashed pieces of the name, and of the instructions.
 NAME, INSTRUCTIONS = 48, 16
 #: Length of an agent's features: the two above, and nine numbers.
 FEATURES = NAME + INSTRUCTIONS + 9
 #: Characters of instructions that are read.
 _READ = 2_000
+#: Distances that a file may hold.
+_FARTHEST = 16
 
 
 def hashed_text(text: str, places: int) -> Floats:
@@ -60,13 +64,12 @@ class CallGraph:
     """Counts of transitions between agents, with the edges of static graphs as a prior, and features of agents.
 
     ``counts[a, b]`` counts ``b`` after ``a``, ``counts[a, LIMIT]`` workflows that were over after ``a``. At most
-    ``LIMIT`` agents are held; more are not told apart. ``far[d]`` counts what came ``d + 2`` steps later. ``version``
-    grows with every new agent or edge. One owner, one thread.
+    ``LIMIT`` agents are held; for a new one that unseen for longest is forgotten. ``far[d]`` counts what came ``d + 2``
+    steps later. ``version`` grows with every new agent or edge. One owner, one thread.
     """
 
     def __init__(self, *, distances: int = 3) -> None:
-        self.index: dict[str, int] = {}
-        self.names: list[str] = []
+        self.agents = Names(LIMIT)
         self.version = 0
         self.counts = np.zeros((LIMIT, LIMIT + 1), np.float32)
         self.far = np.zeros((distances, LIMIT, LIMIT), np.float32)
@@ -75,32 +78,45 @@ class CallGraph:
         self._sizes = np.zeros((LIMIT, 3))  # calls, tokens read, tokens written
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.agents)
 
-    def number(self, agent: str, *, add: bool = True) -> int:
-        """The agent's number; -1 when there is no room for it."""
-        found = self.index.get(agent)
-        if found is None:
-            if not add or len(self.names) >= LIMIT:
-                return -1
-            found = self.index[agent] = len(self.names)
-            self.names.append(agent)
-            self._texts[found, :NAME] = hashed_text(agent, NAME)
+    @property
+    def names(self) -> list[str]:
+        """The agents by number."""
+        return self.agents.names
+
+    def number(self, agent: str) -> int:
+        """The agent's number. A new agent gets one, that of the agent unseen for longest where there is no room."""
+        number, new = self.agents.see(agent)
+        if new:
+            self.counts[number] = self.counts[:LIMIT, number] = 0.0
+            self.far[:, number] = self.far[:, :, number] = 0.0
+            self.edges[number] = self.edges[:LIMIT, number] = False
+            self._texts[number, :NAME], self._texts[number, NAME:] = hashed_text(agent, NAME), 0.0
+            self._sizes[number] = 0.0
             self.version += 1
+        return number
+
+    def find(self, agent: str, *, add: bool = True) -> int:
+        """The agent's number; -1 when it has none, and there is no room or it is not to ``add`` it."""
+        found = self.agents.find(agent)
+        if found is None:
+            return self.number(agent) if add and self.agents.room else -1
         return found
 
     def describe(self, agent: str, instructions: str) -> None:
         """Give the agent's instructions, of which the features then speak too."""
-        number = self.number(agent)
-        if number >= 0:
-            self._texts[number, NAME:] = hashed_text(instructions, INSTRUCTIONS)
-            self.version += 1
+        self._texts[self.number(agent), NAME:] = hashed_text(instructions, INSTRUCTIONS)
+        self.version += 1
 
-    def prior(self, agent: str, following: Iterable[str]) -> None:
-        """The static graph lets ``following`` come after ``agent``; nothing, or :data:`END`, is the end."""
-        number = self.number(agent)
-        targets = [LIMIT if f == END else self.number(f) for f in following] or [LIMIT]
-        for target in targets:
+    def prior(self, agent: str, following: Iterable[str], *, displace: bool = True) -> None:
+        """The static graph lets ``following`` come after ``agent``; nothing, or :data:`END`, is the end.
+
+        Unless they may ``displace`` others, agents for which there is no room are left out.
+        """
+        of = self.number if displace else self.find
+        for follower in list(following) or [END]:
+            number, target = of(agent), LIMIT if follower == END else of(follower)
             if number >= 0 and target >= 0 and not self.edges[number, target]:
                 self.edges[number, target] = True
                 self.version += 1
@@ -109,8 +125,8 @@ class CallGraph:
         """After ``path`` came ``following``; a negative ``amount`` takes it back."""
         if not path:
             return
-        target = LIMIT if following == END else self.number(following)
-        source = self.number(path[-1])
+        of = self.number if amount > 0 else partial(self.find, add=False)
+        target, source = LIMIT if following == END else of(following), of(path[-1])
         if source < 0 or target < 0:
             return
         if amount > 0 and self.counts[source, target] == 0:
@@ -118,7 +134,7 @@ class CallGraph:
         self.counts[source, target] = max(0.0, self.counts[source, target] + amount)
         if target < LIMIT:
             for d, earlier in enumerate(reversed(path[-1 - len(self.far) : -1])):
-                before = self.number(earlier)
+                before = self.find(earlier, add=amount > 0)
                 if before >= 0:
                     self.far[d, before, target] = max(0.0, self.far[d, before, target] + amount)
 
@@ -130,9 +146,7 @@ class CallGraph:
 
     def sized(self, agent: str, prompt: int, output: int) -> None:
         """A call of the agent read ``prompt`` tokens and wrote ``output``."""
-        number = self.number(agent)
-        if number >= 0:
-            self._sizes[number] += (1.0, prompt, output)
+        self._sizes[self.number(agent)] += (1.0, prompt, output)
 
     @property
     def known(self) -> npt.NDArray[np.bool_]:
@@ -222,7 +236,7 @@ class CallGraph:
     def restore(cls, names: Sequence[str], arrays: Mapping[str, npt.NDArray[Any]]) -> CallGraph:
         """The graph that :meth:`arrays` and ``names`` describe; raises ValueError for what does not fit."""
         n = len(names)
-        distances = int(arrays["far"].shape[0])
+        distances = len(arrays["far"]) if arrays["far"].ndim else 0
         shapes = {
             "counts": (n, n + 1),
             "far": (distances, n, n),
@@ -231,8 +245,13 @@ class CallGraph:
             "sizes": (n, 3),
         }
         for name, shape in shapes.items():
-            if arrays[name].shape != shape or not np.isfinite(arrays[name]).all():
+            found = arrays[name]
+            if found.dtype.kind not in "fiu" or found.shape != shape or not np.isfinite(found).all():
                 raise ValueError(f"{name} of the call graph should be finite numbers of shape {shape}")
+            if name != "texts" and (found < 0).any():
+                raise ValueError(f"{name} of the call graph should not be negative")
+        if distances > _FARTHEST:
+            raise ValueError(f"at most {_FARTHEST} distances can be held")
         if n > LIMIT or len(set(names)) != n:
             raise ValueError(f"{n} agents, of which at most {LIMIT} can be held and no two be called the same")
         graph = cls(distances=distances)

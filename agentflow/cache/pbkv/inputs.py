@@ -59,12 +59,12 @@ def build(
     hidden_size: int = 0,
     chain: Chain | None = None,
 ) -> Inputs:
-    """Arrays of some paths. Agents that the graph does not know are added to it as mere names.
+    """Arrays of some paths. Agents that the graph does not know are added to it as mere names, while there is room.
 
     A hidden state of another size than ``hidden_size`` counts as absent. ``chain`` is one made of the graph before;
     it is used where no path names a new agent.
     """
-    numbers = [[graph.number(agent) for agent in path] for path in paths]
+    numbers = [[graph.find(agent) for agent in path] for path in paths]
     b, n = len(paths), len(graph)
     out = Inputs(
         path=np.full((b, LENGTH), -1, np.int64),

@@ -6,12 +6,45 @@ torch-geometric, which takes seconds; a test holds the two to the same results.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-__all__ = ["MeanConvolution", "RelationalConvolution"]
+__all__ = ["Drawn", "Dropout", "MeanConvolution", "RelationalConvolution"]
+
+#: What torch draws first weights with, here and in torch-geometric.
+_DRAWS = (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, Tensor.uniform_, Tensor.normal_)
+
+
+class Drawn(TorchFunctionMode):
+    """Within it this thread draws first weights from ``generator``, and leaves the process's own alone."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self._generator = generator
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _DRAWS:
+            kwargs["generator"] = self._generator
+        return func(*args, **kwargs)
+
+
+class Dropout(nn.Module):
+    """torch's dropout, which draws from ``generator``."""
+
+    def __init__(self, p: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.p = p
+        self.generator = generator
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or not self.p:
+            return x
+        kept = 1.0 - self.p
+        return x * torch.empty_like(x).bernoulli_(kept, generator=self.generator).div_(kept)
 
 
 def _spread(edges: Tensor, agents: int) -> Tensor:

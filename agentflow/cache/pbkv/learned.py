@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, cast
 
 from agentflow.cache.pbkv.forecast import END, Hidden, Steps
 from agentflow.cache.pbkv.markov import Markov
+from agentflow.cache.pbkv.names import whole
 from agentflow.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ class Learned:
         capacity: int = 1_024,
         markov: Mapping[str, float] | None = None,
     ) -> None:
-        if capacity < 1 or refresh < 0:
-            raise UsageError("capacity must be at least 1, refresh at least 0 runs")
+        whole("capacity", capacity, 1)
+        whole("refresh", refresh, 0)
         self.inline = inline
         self._chain = Markov(edges=edges, **dict(markov or {}))  # type: ignore[arg-type]
         self._numbers: dict[str, int] = {}
@@ -124,7 +125,7 @@ class Learned:
         if not self._desk.degraded:
             if self.inline:
                 found = self._desk.answer([_Question(0, tuple(path), horizon, hidden)])
-                if found:
+                if found and found[0]:
                     return found[0]
             elif path:
                 self._asked += 1
@@ -278,8 +279,8 @@ class _Desk:
             self.hidden_size = self._forecaster.hidden_size
             self._chain = self._forecaster.graph.flow()
             self.loaded.set()
-        except (UsageError, ImportError, OSError) as error:
-            self.degrade(str(error))
+        except Exception as error:  # no file may harm the engine
+            self.degrade(str(error) or type(error).__name__)
 
     def degrade(self, reason: str) -> None:
         """Leave the network alone from now on."""
@@ -294,13 +295,13 @@ class _Desk:
             self._changed.notify_all()
 
     def answer(self, questions: Sequence[_Question]) -> list[Steps]:
-        """One pass over the questions; nothing when it failed."""
+        """One pass over the questions; no steps where what it gave is no distribution, nothing when it failed."""
         try:
             forecaster = self._forecaster
             if forecaster is None:
                 return []
             self._catch_up(forecaster)
-            found: list[Steps | None] = [None] * len(questions)
+            found: list[Steps] = [()] * len(questions)
             for horizon in {q.horizon for q in questions}:
                 mine = [i for i, q in enumerate(questions) if q.horizon == horizon]
                 steps = forecaster.forecast_many(
@@ -309,14 +310,19 @@ class _Desk:
                 for i, step in zip(mine, steps, strict=True):
                     found[i] = step
             self.counters["passes"] += 1
-            self.counters["answers"] += len(questions)
-            return [f for f in found if f is not None]
+            self.counters["answers"] += sum(map(bool, found))
+            if not all(found):
+                self._failed("a forecast is no distribution; a Markov chain stands in for it")
+            return found
         except Exception:
-            self.counters["failures"] += 1
-            logger.exception("a forecast failed; a Markov chain stands in for it")
-            if self.counters["failures"] >= FAILURES:
-                self.degrade(f"it failed {FAILURES} times")
+            self._failed("a forecast failed; a Markov chain stands in for it", exc_info=True)
             return []
+
+    def _failed(self, what: str, *, exc_info: bool = False) -> None:
+        self.counters["failures"] += 1
+        logger.error(what, exc_info=exc_info)
+        if self.counters["failures"] >= FAILURES:
+            self.degrade(f"it failed {FAILURES} times")
 
     def _catch_up(self, forecaster: Forecaster) -> None:
         for _ in range(len(self._news)):
@@ -329,15 +335,18 @@ class _Desk:
                 forecaster.prior(*cast("tuple[str, tuple[str, ...]]", args))
             else:
                 forecaster.graph.sized(*cast("tuple[str, int, int]", args))
+        if self._every and self._runs >= self._every and self.refreshing is None:
+            self._runs = 0
+            if self.inline:
+                self._refresh(forecaster.refresher())
+            else:
+                # Not a daemon: it ends by itself, and torch must not be cut off in the middle.
+                self.refreshing = threading.Thread(target=self._refresh, args=(forecaster.refresher(),))
+                self.refreshing.start()
         if self._fresh is not None:
             forecaster.use(self._fresh)
             self._fresh = None
             self.counters["refreshes"] += 1
-        if self._every and self._runs >= self._every and self.refreshing is None:
-            self._runs = 0
-            # Not a daemon: it ends by itself, and torch must not be cut off in the middle.
-            self.refreshing = threading.Thread(target=self._refresh, args=(forecaster.refresher(),))
-            self.refreshing.start()
 
     def _refresh(self, make: Callable[[], Network]) -> None:
         try:
@@ -363,4 +372,5 @@ class _Desk:
                 self._busy = True
             found = self.answer(list(asked.values()))
             for (workflow, question), steps in zip(asked.items(), found, strict=False):
-                self._answers.append((workflow, question.number, steps))
+                if steps:
+                    self._answers.append((workflow, question.number, steps))

@@ -19,10 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from agentflow.cache.ledger import Ledger, NodeRecord, Thread
+from agentflow.cache.ledger import EARLY, Ledger, NodeRecord, Thread
 from agentflow.cache.pbkv.forecast import END, Hidden, Predictor, Steps, agent_values
 from agentflow.cache.pbkv.learned import Learned
 from agentflow.cache.pbkv.markov import Markov
+from agentflow.cache.pbkv.names import Names, whole
 from agentflow.cache.pbkv.predictors import make_predictor
 from agentflow.cache.pbkv.trust import Trust
 from agentflow.cache.policy import (
@@ -39,7 +40,7 @@ from agentflow.cache.policy import (
     Score,
 )
 from agentflow.errors import UsageError
-from agentflow.events import AgentEnded, WorkflowEnded
+from agentflow.events import AgentEnded, AgentStarted, StateSuperseded, WorkflowEnded
 
 __all__ = ["PBKV", "PBKVAggressive", "PBKVEvict"]
 
@@ -53,19 +54,29 @@ PATH = 64
 WORKFLOWS = 10_000
 #: Nodes on the host that are considered for prefetching.
 HOST_NODES = 20_000
+#: Agents of a workflow whose calls are made early, followed at once.
+BETS = 16
 #: Failures of a predictor after which a Markov chain takes its place.
 FAILURES = 3
 
 
 class _Path:
-    """A workflow's agents so far, and what is forecast for it."""
+    """A workflow's agents so far, and what is forecast for it.
 
-    __slots__ = ("agents", "first", "steps", "values")
+    ``steps`` are the predictor's, ``used`` what trust made of them, ``values`` their discounted sum.
+    """
+
+    __slots__ = ("agents", "ahead", "early", "steps", "taken", "used", "values")
 
     def __init__(self) -> None:
         self.agents: deque[str] = deque(maxlen=PATH)
+        #: Agents of which a call is made early; the agent reached last, if such a call is its step; and, where that
+        #: call was given up after all, the agent whose real call is that step.
+        self.early: set[str] = set()
+        self.taken: str | None = None
+        self.ahead: str | None = None
         self.steps: Steps = ()
-        self.first: Mapping[str, float] = {}
+        self.used: Steps = ()
         self.values: Mapping[str, float] = {}
 
 
@@ -96,17 +107,16 @@ class PBKVEvict(Policy):
         seed: int = 0,
     ) -> None:
         super().__init__(ledger, clock)
-        if horizon < 1 or not 0.0 < gamma <= 1.0 or not 0.0 <= noise <= 1.0:
-            raise UsageError("horizon must be at least 1, gamma in (0, 1], noise in [0, 1]")
-        self.horizon = horizon
+        if not 0.0 < gamma <= 1.0 or not 0.0 <= noise <= 1.0:
+            raise UsageError("gamma must be in (0, 1], noise in [0, 1]")
+        self.horizon = whole("horizon", horizon, 1)
         self.gamma = gamma
         self.noise = noise
         self.predictor: Predictor = make_predictor(backbone, predictor or {})
         self.trust = Trust() if trust else None
         self._random = random.Random(seed)
         self._paths: dict[str, _Path] = {}
-        self._agents: dict[str, None] = {}
-        self._told: set[str] = set()
+        self._agents, self._told = Names(), Names()
         self._failures: Counter[str] = Counter()
 
     # -- observe, predict --------------------------------------------------------------------------------
@@ -120,6 +130,10 @@ class PBKVEvict(Policy):
                 self.predictor.sized(thread.agent, observation.tokens, observation.output_tokens)
         elif isinstance(observation, Prefilled):
             self._prefilled(observation.call.thread, observation.hidden)
+        elif isinstance(observation, AgentStarted):
+            self._began(observation)
+        elif isinstance(observation, StateSuperseded):
+            self._given_up(observation)
         elif isinstance(observation, AgentEnded):
             self._said_next(observation)
         elif isinstance(observation, WorkflowEnded):
@@ -131,27 +145,53 @@ class PBKVEvict(Policy):
     def _called(self, thread: Thread | None) -> None:
         if thread is None or thread.agent is None:
             return
-        agent = thread.agent
         path = self._paths.pop(thread.workflow.id, None) or _Path()
         self._paths[thread.workflow.id] = path  # the longest silent come first
         if len(self._paths) > WORKFLOWS:
             del self._paths[next(iter(self._paths))]
-        if len(self._agents) < 256:
-            self._agents.setdefault(agent)
+        if thread.branch == EARLY:  # no step before its agent is reached, which it may never be
+            if len(path.early) < BETS:
+                path.early.add(thread.agent)
+        elif path.ahead == thread.agent:
+            path.ahead = None
+        else:
+            self._step(thread.workflow.id, path, thread.agent)
+
+    def _step(self, workflow: str, path: _Path, agent: str) -> None:
+        self._agents.see(agent)
         self._learn(path, agent)
         path.agents.append(agent)
-        self._forecast(thread.workflow.id, path)
+        path.taken = path.ahead = None
+        self._forecast(workflow, path)
+
+    def _began(self, event: AgentStarted) -> None:
+        """An agent is reached. If its first call was made early, no other may come for that step."""
+        path = self._paths.get(event.workflow)
+        if path is not None and event.agent in path.early:
+            path.early.discard(event.agent)
+            self._step(event.workflow, path, event.agent)
+            path.taken = event.agent
+
+    def _given_up(self, event: StateSuperseded) -> None:
+        """A call that was made early is not used. Where its agent was reached, the real call is that step."""
+        path = self._paths.get(event.workflow)
+        if path is None or event.branch != EARLY or event.agent is None:
+            return
+        if path.taken == event.agent:
+            path.taken, path.ahead = None, event.agent
+        path.early.discard(event.agent)
 
     def _prefilled(self, thread: Thread | None, hidden: Hidden) -> None:
         """Forecast once more, now that the model has read the prompt; not when another agent was called meanwhile."""
         path = self._paths.get(thread.workflow.id) if thread is not None else None
-        if thread is not None and path is not None and path.agents[-1] == thread.agent:
+        if thread is None or path is None or not path.agents or thread.branch == EARLY:
+            return
+        if path.agents[-1] == thread.agent:
             self._forecast(thread.workflow.id, path, hidden)
 
     def _said_next(self, event: AgentEnded) -> None:
         """The graph's own edges, which are known before any run came that way."""
-        if event.agent is not None and event.next and event.agent not in self._told and len(self._told) < 256:
-            self._told.add(event.agent)
+        if event.agent is not None and event.next and self._told.see(event.agent).new:
             self.predictor.prior(event.agent, event.next)
 
     @property
@@ -192,7 +232,7 @@ class PBKVEvict(Policy):
         except Exception:
             # Without a forecast all active nodes score the same: the order is that of `lifecycle`.
             self._failed("a forecast")
-            path.steps, path.first, path.values = (), {}, {}
+            path.steps, path.used, path.values = (), (), {}
             return
         self._believe(path, steps)
 
@@ -202,7 +242,7 @@ class PBKVEvict(Policy):
         path.steps = steps
         if self.trust is not None:
             steps = self.trust.blend(steps, self._agents)
-        path.first = steps[0]
+        path.used = steps
         path.values = agent_values(steps, self.gamma)
 
     def _failed(self, what: str) -> None:
@@ -225,12 +265,13 @@ class PBKVEvict(Policy):
         return out
 
     def _noisy(self, step: Mapping[str, float]) -> dict[str, float]:
-        """The step with a share of ``noise`` replaced by a random distribution over the agents known."""
+        """The step with a share of ``noise`` replaced by a random distribution over the agents called so far."""
         names = [*self._agents, END]
         draws = [-math.log(1.0 - self._random.random()) for _ in names]
         total = sum(draws) or 1.0
         keep = 1.0 - self.noise
-        return {n: keep * step.get(n, 0.0) + self.noise * d / total for n, d in zip(names, draws, strict=True)}
+        chance = {n: self.noise * d / total for n, d in zip(names, draws, strict=True)}
+        return chance | {n: keep * p + chance.get(n, 0.0) for n, p in step.items()}
 
     # -- score -------------------------------------------------------------------------------------------
 
@@ -275,7 +316,7 @@ def _values(path: _Path) -> Mapping[str, float]:
 
 
 def _step(path: _Path, k: int) -> Mapping[str, float]:
-    return path.steps[k] if k < len(path.steps) else {}
+    return path.used[k] if k < len(path.used) else {}
 
 
 class PBKV(PBKVEvict):
@@ -299,10 +340,10 @@ class PBKV(PBKVEvict):
         **options: Any,
     ) -> None:
         super().__init__(ledger, clock, **options)
-        if budget < 1 or threshold < 0.0:
-            raise UsageError("budget must be at least 1 token, threshold at least 0")
+        if not threshold >= 0.0:
+            raise UsageError(f"threshold must be at least 0, not {threshold!r}")
         self.threshold = threshold
-        self.budget = budget
+        self.budget = whole("budget", budget, 1)
         self._on_host: dict[int, NodeRecord] = {}
         self._news = False
 
@@ -335,8 +376,8 @@ class PBKV(PBKVEvict):
         ranked: list[tuple[float, NodeRecord]] = []
         for node in self._on_host.values():
             owners = self.ledger.live_owners(node)
-            value = self._value(owners, lambda p: p.first) if owners else 0.0
-            if value >= self.threshold:
+            value = self._value(owners, partial(_step, k=0))
+            if owners and value >= self.threshold:
                 ranked.append((value, node))
         ranked.sort(key=lambda pair: (-pair[0], pair[1].id))
         out: list[Prefetch] = []

@@ -12,7 +12,7 @@ The queue is ordered too, by workflow (:mod:`agentflow.cache.by_workflow`): what
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentflow.cache.by_workflow import PATIENCE, ByWorkflow
@@ -74,13 +74,22 @@ class PBKVQueue(PBKV):
             if node.anonymous:
                 return (1.0, 0.0, 0.0)
             return (0.5 if node.shared else 0.0, 0.0, 0.0)
-        value = self.gamma * self._value(owners, lambda p: p.values) + sum(t in self._waiting for t in owners)
+        value = self._worth(owners)
         began = min(t.workflow.started for t in owners)
         return (1.0, round(value / RESOLUTION) * RESOLUTION, -began)
 
+    def _worth(self, owners: Sequence[Thread]) -> float:
+        return self.gamma * self._value(owners, lambda p: p.values) + sum(t in self._waiting for t in owners)
+
     def explain(self, node: NodeRecord) -> Explanation | None:
+        """As the score has it: the waiting calls, and the discounted sum of the steps, discounted once more."""
         explanation = super().explain(node)
-        if explanation is not None:
-            waiting = sum(self._waiting[t] for t in self.ledger.live_owners(node))
-            return Explanation(explanation.reason, {**explanation.terms, "waiting_calls": float(waiting)})
-        return None
+        owners = self.ledger.live_owners(node)
+        if explanation is None:
+            return None
+        if not owners:
+            active = 1.0 if node.anonymous else 0.5 if node.shared else 0.0
+            return Explanation(explanation.reason, {**explanation.terms, "active": active})
+        waiting = float(sum(t in self._waiting for t in owners))
+        terms = {**explanation.terms, "score": self._worth(owners), "waiting_calls": waiting}
+        return Explanation(explanation.reason, terms)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from agentflow.cache.pbkv.graph_data import FEATURES, CallGraph
 from agentflow.cache.pbkv.inputs import CONTEXT, LENGTH, PER_AGENT, RUNS, Inputs
-from agentflow.cache.pbkv.layers import MeanConvolution, RelationalConvolution
+from agentflow.cache.pbkv.layers import Drawn, Dropout, MeanConvolution, RelationalConvolution
 
 __all__ = ["Network", "Shape", "forecast", "network_arrays", "tensors_of"]
 
@@ -51,12 +51,17 @@ class Network(nn.Module):
     """From a call graph and paths over it to logits of agents and of the end, ``steps`` at once.
 
     With ``geometric`` its graph layers are torch-geometric's, otherwise the same in plain torch: parameters of one
-    fit the other.
+    fit the other. First weights and dropout are drawn from a generator of its own, of ``seed``.
     """
 
-    def __init__(self, shape: Shape, *, geometric: bool = False) -> None:
+    def __init__(self, shape: Shape, *, geometric: bool = False, seed: int = 0) -> None:
         super().__init__()
         self.shape = shape
+        self.generator = torch.Generator().manual_seed(seed)
+        with Drawn(self.generator):
+            self._build(shape, geometric)
+
+    def _build(self, shape: Shape, geometric: bool) -> None:
         width = shape.width
         self.describe = nn.Linear(FEATURES, width)
         sage: Any = MeanConvolution
@@ -78,7 +83,9 @@ class Network(nn.Module):
         self.value = nn.Linear(width, 2 * width)
         self.text = nn.Linear(shape.hidden, width) if shape.hidden else None
         self.fuse = nn.Sequential(
-            nn.Linear(width + 2 * width + CONTEXT + width + 1, 2 * width), nn.GELU(), nn.Dropout(shape.dropout)
+            nn.Linear(width + 2 * width + CONTEXT + width + 1, 2 * width),
+            nn.GELU(),
+            Dropout(shape.dropout, self.generator),
         )
         self.chooses = nn.Linear(2 * width, shape.steps * width)
         self.target = nn.Linear(width, width)
@@ -86,7 +93,7 @@ class Network(nn.Module):
         self.ends = nn.Linear(2 * width, shape.steps)
         self.trust = nn.Parameter(torch.ones(2, shape.steps))
         self.temperature = nn.Parameter(torch.ones(2, shape.steps), requires_grad=False)
-        self.drop = nn.Dropout(shape.dropout)
+        self.drop = Dropout(shape.dropout, self.generator)
         for layer in (self.chooses, self.weighs, self.ends):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
@@ -149,7 +156,7 @@ class Network(nn.Module):
             return given["context"].new_zeros(b, self.shape.width + 1)
         there = given["has_hidden"]
         if self.training:  # so that it learns to do without, too
-            there = there * (torch.rand_like(there) > WITHOUT)
+            there = there * (torch.rand(there.shape, generator=self.generator) > WITHOUT)
         return torch.cat([self.drop(torch.tanh(self.text(given["hidden"]))) * there, there], dim=1)
 
     def probabilities(self, agents: Tensor, ends: Tensor) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
-import math
 import os
+import secrets
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -22,7 +23,7 @@ from agentflow.cache.pbkv.sage import Network, Shape
 from agentflow.cache.pbkv.training import Trained
 from agentflow.errors import UsageError
 
-__all__ = ["FORMAT", "VERSION", "load_trained", "read_header", "save_trained"]
+__all__ = ["FORMAT", "VERSION", "check_target", "load_trained", "read_header", "save_trained"]
 
 FORMAT: Final = "agentflow-predictor"
 #: Grows with every change after which older files cannot be used.
@@ -35,7 +36,7 @@ _MAX_BYTES: Final = 256 * 1024 * 1024
 def save_trained(trained: Trained, path: str | os.PathLike[str], *, meta: Mapping[str, Any] | None = None) -> None:
     """Write a predictor: its version, sizes, agents, report and ``meta`` in the header, then its tensors.
 
-    The file appears whole or not at all.
+    The file appears whole or not at all. Raises :class:`~agentflow.errors.UsageError` where it cannot be written.
     """
     target = Path(path)
     header = {
@@ -50,15 +51,30 @@ def save_trained(trained: Trained, path: str | os.PathLike[str], *, meta: Mappin
     tensors = {f"network.{k}": v.detach().contiguous() for k, v in trained.network.state_dict().items()}
     tensors |= {f"graph.{k}": torch.from_numpy(np.ascontiguousarray(v)) for k, v in trained.graph.arrays().items()}
     data = save(tensors, metadata={"agentflow": json.dumps(header)})
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    temporary = target.with_name(f".{secrets.token_hex(8)}.partial")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Raise :class:`~agentflow.errors.UsageError` where :func:`save_trained` could not write; leaves nothing behind."""
+    target = Path(path)
+    try:
+        folder = next(p for p in target.absolute().parents if p.exists())
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "a folder")
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -74,7 +90,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise UsageError(f"{path}: not a predictor's file, or broken ({error})") from error
     try:
         header = json.loads(metadata.get("agentflow", ""))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: a safetensors file, but not of a predictor") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise UsageError(f"{path}: a safetensors file, but not of a predictor")
@@ -102,12 +118,14 @@ def load_trained(path: str | os.PathLike[str]) -> Trained:
         network = Network(shape)
         state = {k.removeprefix("network."): v for k, v in tensors.items() if k.startswith("network.")}
         for name, tensor in state.items():
-            if not torch.isfinite(tensor).all():
+            if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
                 raise ValueError(f"{name} holds numbers that are not finite")
+        if (state["temperature"] <= 0).any():
+            raise ValueError("a temperature is not above 0")
         network.load_state_dict(state)
         network.eval()
         report = {k: float(v) for k, v in header["report"].items()}
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OSError, SafetensorError) as error:
+    except Exception as error:  # whatever a file can be broken in
         text = " ".join(str(error).split())[:300]
         raise UsageError(f"{path}: broken ({type(error).__name__}: {text}); train it again") from error
     return Trained(network, graph, report)
@@ -120,6 +138,8 @@ def _shape(data: Mapping[str, Any]) -> Shape:
         type(v) is not int or not 1 <= v <= most for v, most in sizes.values()
     ):
         raise ValueError("no shape of a network")
-    if type(shape.hidden) is not int or not 0 <= shape.hidden <= 65_536 or not math.isfinite(shape.dropout):
+    if type(shape.hidden) is not int or not 0 <= shape.hidden <= 65_536:
+        raise ValueError("no shape of a network")
+    if type(shape.dropout) not in (int, float) or not 0 <= shape.dropout < 1:
         raise ValueError("no shape of a network")
     return shape

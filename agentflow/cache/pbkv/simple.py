@@ -7,22 +7,22 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from agentflow.cache.pbkv.forecast import END, Hidden, Steps
+from agentflow.cache.pbkv.names import AGENTS, Names, whole
 
 __all__ = ["Oracle", "Uniform"]
 
 
 class Uniform:
-    """All agents seen so far, and the end, are equally likely at every step (once over, over)."""
+    """The end and all agents seen so far (``limit`` at most) are equally likely at every step (once over, over)."""
 
     name: ClassVar[str] = "uniform"
 
-    def __init__(self, *, limit: int = 256) -> None:
-        self._limit = limit
-        self._agents: dict[str, None] = {}
+    def __init__(self, *, limit: int = AGENTS) -> None:
+        self._agents = Names(whole("limit", limit, 1))
 
     def learn(self, path: Sequence[str], following: str) -> None:
-        if following != END and len(self._agents) < self._limit:
-            self._agents.setdefault(following)
+        if following != END:
+            self._agents.see(following)
 
     def prior(self, agent: str, following: Sequence[str]) -> None:
         """It counts agents only when they come."""

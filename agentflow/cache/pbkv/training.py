@@ -102,26 +102,25 @@ def train(
         if fold and others:
             train_sets.append(_positions(graph_of(others), fold, settings.shape, rng, share))
     check = _positions(graph_of(kept), held_out, settings.shape, rng, 1.0)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        learning = Network(settings.shape, geometric=settings.geometric)
-        epochs = _fit(learning, train_sets, check, settings, rng)
-        network = Network(settings.shape)
-        network.load_state_dict(learning.state_dict())
-        network.eval()
-        _calibrate(network, check)
+    learning = Network(settings.shape, geometric=settings.geometric, seed=settings.seed)
+    epochs = _fit(learning, train_sets, check, settings, rng)
+    network = Network(settings.shape)
+    network.load_state_dict(learning.state_dict())
+    network.eval()
+    _calibrate(network, check)
     graph = graph_of(usable)
     return Trained(network, graph, {"epochs": float(epochs), "runs": float(len(usable)), **_report(network, check)})
 
 
 def refresh(network: Network, graph: CallGraph, runs: Sequence[Run], *, epochs: int = 2, rate: float = 5e-4) -> Network:
     """A copy of the network, trained a little on recent runs. ``graph`` holds them already and is not changed:
-    their part is taken out of a copy while they are learned."""
+    their part is taken out of a copy while they are learned. The same arguments give the same network."""
     past = copy.deepcopy(graph)
     for run in runs:
         past.learn_run(run.agents, -1.0)
     settings = Settings(shape=network.shape, epochs=epochs, rate=rate)
     learned = copy.deepcopy(network)
+    learned.generator.manual_seed(len(runs))
     rng = random.Random(len(runs))
     share = min(1.0, POSITIONS / 10 / max(1, sum(len(r.agents) for r in runs)))
     positions = _positions(past, runs, network.shape, rng, share)
@@ -134,14 +133,14 @@ def refresh(network: Network, graph: CallGraph, runs: Sequence[Run], *, epochs: 
 
 def _graph(runs: Sequence[Run], edges: Mapping[str, Sequence[str]], instructions: Mapping[str, str]) -> CallGraph:
     graph = CallGraph()
-    for agent, following in edges.items():
-        graph.prior(agent, following)
     for run in runs:
         graph.learn_run(run.agents)
         for agent, (prompt, output) in zip(run.agents, run.sizes, strict=False):
             graph.sized(agent, prompt, output)
+    for agent, following in edges.items():
+        graph.prior(agent, following, displace=False)
     for agent, text in instructions.items():
-        if agent in graph.index:
+        if agent in graph.agents:
             graph.describe(agent, text)
     return graph
 
@@ -161,7 +160,7 @@ def _positions(graph: CallGraph, runs: Sequence[Run], shape: Shape, rng: random.
             following.append(after + [END] * (shape.steps - len(after)))
     inputs: Inputs = build(graph, paths, shape.steps, hidden=hidden, hidden_size=shape.hidden)
     n = len(graph)
-    came = np.array([[n if a == END else graph.number(a, add=False) for a in row] for row in following], np.int64)
+    came = np.array([[n if a == END else graph.find(a, add=False) for a in row] for row in following], np.int64)
     return _Set(tensors_of(inputs), torch.from_numpy(came.reshape(-1, shape.steps)), network_arrays(graph))
 
 

@@ -9,7 +9,8 @@ from agentflow.cache.pbkv.forecast import END, Steps
 
 __all__ = ["Trust"]
 
-FLOOR = 0.01
+#: Probabilities below this share of chance count as this share of it, which bounds what one step can cost.
+FLOOR = 0.1
 
 
 class Trust:
@@ -31,12 +32,12 @@ class Trust:
 
     def learn(self, predicted: float, choices: int) -> None:
         """What came had been forecast with probability ``predicted``, by chance it was one of ``choices``."""
-        gain = math.log(max(FLOOR, predicted)) + math.log(max(1, choices))
+        gain = math.log(max(FLOOR, predicted * max(1, choices)))
         self._advantage = self._decay * self._advantage + gain
 
     def blend(self, steps: Steps, agents: Iterable[str]) -> Steps:
-        """The forecast mixed with the even one, by weight."""
+        """The forecast mixed with the even one over ``agents`` and the end, by weight."""
         weight = self.weight
         names = [*agents, END]
-        even = (1.0 - weight) / len(names)
-        return tuple({n: weight * step.get(n, 0.0) + even for n in names} for step in steps)
+        even = dict.fromkeys(names, (1.0 - weight) / len(names))
+        return tuple(even | {n: weight * p + even.get(n, 0.0) for n, p in step.items()} for step in steps)
