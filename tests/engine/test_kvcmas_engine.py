@@ -217,6 +217,22 @@ def test_long_prompts_are_filled_chunk_by_chunk(fullshared: EmbeddedEngine) -> N
     assert filled.token_ids == dense.token_ids
 
 
+def test_a_method_may_change_while_a_corrected_call_runs(fullshared: EmbeddedEngine) -> None:
+    """Its KV stays under the key that it has: under another the same slots would be in the tree twice."""
+    fullshared.generate(call("a", PROMPT))
+    empty(fullshared)
+    stream = fullshared.stream(call("b", PROMPT, n=120))
+    next(stream)
+    correct(fullshared, "cacheblend")
+    *_, last = stream
+    assert last.completion is not None
+    assert last.completion.usage.corrected > 0
+    assert last.completion.usage.completion_tokens == 120
+    assert sound(fullshared) == [{"idle": True, "problems": []}]
+    assert fullshared.generate(call("c", PROMPT)).usage.corrected == 0  # nothing of the old method is used
+    assert sound(fullshared) == [{"idle": True, "problems": []}]
+
+
 def test_dense_prefills_become_anchors(engine: EmbeddedEngine) -> None:
     correct(engine, {"method": "default", "corrector": {"min_anchors": 3}})
     for i in range(3):

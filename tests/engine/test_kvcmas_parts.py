@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from agentflow.cache.kvcmas import Estimate, SegmentKV
 from agentflow.engine.sglang.correction.namespace import broken_paths, is_approximate, marked
 from agentflow.engine.sglang.correction.options import CorrectionOptions
 from agentflow.engine.sglang.correction.plan import Fill, FillPlan, fills_of
+from agentflow.engine.sglang.correction.rows import runs_of
 from agentflow.engine.sglang.correction.sources import Source, Sources
 from agentflow.errors import UsageError
 
@@ -41,6 +43,24 @@ def test_a_plan_computes_what_it_does_not_fill() -> None:
     assert [positions(p) for p in plan.within(15, 18)] == [[15, 16, 17]]
     assert FillPlan(0, ()).runs(0, 9) == [(0, 9)]
     assert FillPlan(0, ()).boundary is None
+
+
+@pytest.mark.parametrize(
+    ("wants", "folded"), [((), True), (("return_logprob",), False), (("return_hidden_states",), False)]
+)
+def test_a_batch_is_computed_whole_where_sglang_counts_its_rows(wants: tuple[str, ...], folded: bool) -> None:
+    plan = FillPlan(0, (Fill(kv(10, 10)),))
+    req = SimpleNamespace(agentflow=SimpleNamespace(correction=SimpleNamespace(plan=plan)))
+    options = {"return_logprob": False, "return_hidden_states": False, **dict.fromkeys(wants, True)}
+    batch = SimpleNamespace(
+        forward_mode=SimpleNamespace(is_extend=lambda: True),
+        decoding_reqs=None,
+        reqs=[req],
+        prefix_lens=[0],
+        extend_lens=[30],
+        **options,
+    )
+    assert runs_of(batch) == ({0: [(0, 10), (20, 30)]} if folded else {})
 
 
 def test_an_estimate_becomes_fills_around_what_is_recomputed() -> None:

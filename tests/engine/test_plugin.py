@@ -12,7 +12,7 @@ import pytest
 
 from agentflow.engine.base import Call, Completion, Coordinates, Sampling
 from agentflow.engine.embedded import EmbeddedEngine
-from agentflow.errors import EngineFailure
+from agentflow.errors import BadRequest, EngineFailure
 from agentflow.events import (
     AgentEnded,
     AgentStarted,
@@ -78,6 +78,19 @@ def test_a_pool_can_be_limited_and_is_given_back(engine: EmbeddedEngine) -> None
     for bad in (0, -1, whole.device_total + 1, "many", True):
         with pytest.raises(EngineFailure, match="device_tokens must be an integer"):
             engine.control("configure", {"reset": True, "device_tokens": bad})
+
+
+def test_a_call_larger_than_a_limited_pool_holds_up_nobody(engine: EmbeddedEngine) -> None:
+    """It is cut to what there is room for, or refused. Waiting for more, it would wait for ever, and all behind it."""
+    limit(engine, ["lru"], device=1_500)
+    cut = ask(engine, None, prompt(1, 1_400), n=4_000)
+    assert cut.finish == "length"
+    assert 0 < cut.usage.completion_tokens < 100
+    with pytest.raises(BadRequest):
+        ask(engine, None, prompt(2, 1_600))
+    assert ask(engine, None, prompt(3, 1_000)).usage.completion_tokens == 4
+    engine.configure(reset=True)
+    assert ask(engine, None, prompt(2, 1_600)).usage.completion_tokens == 4
 
 
 def test_retired_kv_goes_first_and_the_decision_says_why(small: EmbeddedEngine) -> None:

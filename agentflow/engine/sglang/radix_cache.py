@@ -15,6 +15,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import register_tree_core_backend
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from agentflow.cache.decision import Decision
 from agentflow.cache.ledger import CallRef
 from agentflow.cache.policy import CallArrived, CallFinished, PolicySpec
 from agentflow.cache.ttl.recognise import recognise_tool
@@ -53,6 +54,10 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
     preloaded: dict[str, None]
     #: Requests held back in the present step; they are in the queue again after it.
     held: list[Any]
+    #: Requests that were held back in the last step.
+    resting: frozenset[Any]
+    #: SGLang's own limits of a request's tokens, once ours took their place.
+    request_limits: tuple[int, int] | None
     #: The anchors seen, so that they can be computed ahead.
     anchors: Anchors
     #: Set aside while comparing pool sizes; emptying the cache gives it back.
@@ -65,6 +70,8 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         self.load_times = LoadTimes()
         self.anchors = Anchors()
         self.held = []
+        self.resting = frozenset()
+        self.request_limits = None
         self.preloaded = {}
         register = partial(AgentTreeCore, runtime=self.runtime)
         backend = f"{BACKEND}-{id(self)}"
@@ -232,10 +239,9 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         if tokens:
             # One entry per output token is what SGLang carries; ours rides on the last.
             info: dict[str, list[Any]] = req.customized_info or {}
-            corrected = [d for d in mine if d.kind == "correct"]  # what the call's usage is made of
             others = [d for d in mine if d.kind != "correct"]
             times = {"queue_seconds": _waited(req), "first_seconds": _first_token(req)}
-            said = wire.reply([*corrected, *others[-DECISIONS_PER_REQUEST:]], **times)
+            said = wire.reply([*state.corrected, *others[-DECISIONS_PER_REQUEST:]], **times)
             info[wire.META_KEY] = [None] * (tokens - 1) + [said]
             req.customized_info = info
 
@@ -243,13 +249,15 @@ class AgentRadixCache(UnifiedRadixCache):  # type: ignore[misc]
 class AgentRequest:
     """What is kept on a request of SGLang: its call, the last decision before it came, and when it came."""
 
-    __slots__ = ("arrived", "call", "correction", "first_seq", "hint", "left")
+    __slots__ = ("arrived", "call", "corrected", "correction", "first_seq", "hint", "left")
 
     def __init__(self, call: CallRef, first_seq: int, arrived: float, hint: wire.CallHint | None = None) -> None:
         self.call = call
         self.hint = hint
         #: What of its prompt may be another agent's KV; None for an exact call.
         self.correction: Any = None
+        #: The decisions that say so.
+        self.corrected: list[Decision] = []
         self.first_seq = first_seq
         self.arrived = arrived
         self.left = False

@@ -39,7 +39,8 @@ def usage_of(meta: Mapping[str, Any]) -> Usage:
     details = meta.get("cached_tokens_details") or {}
     cached = meta.get("cached_tokens") or 0
     host = details.get("host") or 0
-    corrected = [d.tokens for d in wire.reply_of(meta).decisions if d.kind == "correct"]
+    # What was corrected after a preemption is not in SGLang's counts either, which are those of the first prefill.
+    corrected = [d.tokens for d in wire.reply_of(meta).decisions if d.kind == "correct" and "again" not in d.terms]
     return Usage(
         prompt_tokens=meta.get("prompt_tokens") or 0,
         completion_tokens=meta.get("completion_tokens") or 0,

@@ -35,6 +35,7 @@ def hooks() -> dict[str, Callable[..., Any]]:
     return {
         "sglang.srt.managers.scheduler.Scheduler._add_request_to_queue": add_request_to_queue,
         "sglang.srt.managers.scheduler.Scheduler._release_aborted_request": release_aborted_request,
+        "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode": retract_decode,
         "sglang.srt.managers.scheduler.Scheduler.handle_dumper_control": handle_control,
         "sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run": get_next_batch_to_run,
         "sglang.srt.managers.schedule_policy.SchedulePolicy.calc_priority": calc_priority,
@@ -66,23 +67,35 @@ def release_aborted_request(original: Callable[..., Any], scheduler: Any, req: A
     return original(scheduler, req)
 
 
+def retract_decode(original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls that are given up for want of memory are gone; those that are preempted are not."""
+    result = original(batch, *args, **kwargs)
+    cache = batch.tree_cache
+    if isinstance(cache, AgentRadixCache):
+        for req in result[2]:
+            _guarded(cache, "an abort", partial(cache.left, req))
+    return result
+
+
 def get_next_batch_to_run(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
     """Between two steps: tell policies how the pool is, and carry out the effects that they want.
 
-    Effects move KV, so they wait while a prefill is due: the transfer path is then its own.
+    Effects move KV, so they wait while a prefill is due: the transfer path is then its own. Calls that policies hold
+    back are not due.
     """
     cache = scheduler.tree_cache
     if isinstance(cache, AgentRadixCache):
         _guarded(cache, "scoring again", partial(_score_again, cache))
         if cache.runtime.watches_pool:
             _guarded(cache, "telling the pool's state", lambda: cache.runtime.observe(_pool_state(scheduler, cache)))
-        if cache.runtime.acts and not scheduler.waiting_queue and scheduler.chunked_req is None:
+        if cache.runtime.acts and scheduler.chunked_req is None and cache.resting.issuperset(scheduler.waiting_queue):
             _guarded(cache, "effects", lambda: carry_out(cache, cache.runtime.act(), _others(scheduler, cache)))
         held = cache.held = []
         try:
             return original(scheduler, *args, **kwargs)
         finally:
             cache.held = []
+            cache.resting = frozenset(held)
             scheduler.waiting_queue[:0] = held  # they came before what waits now
     return original(scheduler, *args, **kwargs)
 
@@ -177,12 +190,22 @@ def _configure(scheduler: Any, cache: AgentRadixCache, body: Mapping[str, Any]) 
         cache.configure(names, audit=bool(body.get("audit", False)))
         set_aside(cache, ballast)
         cache.ballast = ballast
+        _limit_requests(scheduler, cache)
     else:
         cache.runtime.set_policies(names)
         cache.tree_core.reorder()
         cache.tree_core.audit = bool(body.get("audit", cache.tree_core.audit))
     correction.use(cache, corrected, body)
     return {"policy": cache.runtime.name}
+
+
+def _limit_requests(scheduler: Any, cache: AgentRadixCache) -> None:
+    """Have SGLang cut or refuse requests that the pool has no room for: one would wait for ever, and all behind it."""
+    if cache.request_limits is None:
+        cache.request_limits = (scheduler.max_req_len, scheduler.max_req_input_len)
+    longest, longest_input = cache.request_limits
+    scheduler.max_req_len = min(longest, scheduler.max_total_num_tokens - cache.ballast.device - 1)
+    scheduler.max_req_input_len = max(1, longest_input - (longest - scheduler.max_req_len))
 
 
 def _flush(scheduler: Any) -> dict[str, Any]:

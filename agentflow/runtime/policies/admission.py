@@ -9,7 +9,7 @@ that waited for too long goes on, and others are paused for it.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -34,6 +34,8 @@ __all__ = ["Admission"]
 
 #: Programs, and workflows started by others, that are followed; the longest silent are forgotten first.
 _FOLLOWED = 10_000
+#: Notes of pauses that wait to be taken; the oldest go.
+_NOTES = 1_000
 #: Contexts of a program that are counted, the newest.
 _CONTEXTS = 256
 #: Workflow, agent and branch.
@@ -111,7 +113,7 @@ class Admission(Policy):
         self._favoured_at = 0.0
         self._parents: OrderedDict[str, str] = OrderedDict()
         self._flipped: list[str] = []
-        self._notes: list[Note] = []
+        self._notes: deque[Note] = deque(maxlen=_NOTES)
         self._looked = 0.0
         self._counts: Counter[str] = Counter()
 
@@ -158,7 +160,8 @@ class Admission(Policy):
         return Explanation("its program is paused to make room", {"load": float(self._load), "pool": float(self._pool)})
 
     def act(self) -> Sequence[Note]:
-        notes, self._notes = self._notes, []
+        notes = list(self._notes)
+        self._notes.clear()
         return notes
 
     def rescored(self) -> Sequence[str]:

@@ -95,7 +95,7 @@ def check_correction_rows() -> None:
         "reqs", "input_ids", "prefill_input_ids_cpu", "out_cache_loc", "req_pool_indices", "req_pool_indices_cpu",
         "prefix_lens", "extend_lens", "extend_num_tokens", "seq_lens", "seq_lens_cpu", "seq_lens_sum",
         "orig_seq_lens", "extend_logprob_start_lens", "multimodal_inputs", "sampling_info", "has_grammar",
-        "spec_info", "decoding_reqs", "return_logprob",
+        "spec_info", "decoding_reqs", "return_logprob", "return_hidden_states",
     } <= {f.name for f in dataclasses.fields(ScheduleBatch)}  # fmt: skip
     assert {"capture_hidden_mode", "return_hidden_states_before_norm"} <= parameters(ForwardBatch.init_new)
     extend = inspect.getsource(TorchNativeAttnBackend.forward_extend)
@@ -347,10 +347,15 @@ def check_scheduler_state() -> None:
     for name in (
         "self.tree_cache", "self.waiting_queue", "self.running_batch", "self.max_total_num_tokens",
         "self.token_to_kv_pool_allocator", "self.chunked_req", "ipc_channels.send_to_tokenizer",
+        "self.max_req_len - input_len - 1", ">= self.max_req_input_len",
     ):  # fmt: skip
         assert name in source, name
     assert callable(Scheduler.flush_cache)
     assert callable(Scheduler.is_fully_idle)
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+    # What is preempted, a ratio, and what is given up.
+    assert "-> Tuple[List[Req], float, List[Req]]" in inspect.getsource(ScheduleBatch.retract_decode)
 
 
 def check_request_fields() -> None:

@@ -56,6 +56,7 @@ class CorrectingRadixCache(AgentRadixCache):
         if wish is None or self.disable:
             return result
         wish.boundary = None
+        wish.namespace = self.corrections.namespace
         best, boundary = _length(result), None
         for place in self._branches(params.key, result):
             candidate = super().match_prefix(with_key(params, place, self.corrections.namespace))
@@ -107,7 +108,7 @@ class CorrectingRadixCache(AgentRadixCache):
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
             return
         if wish.boundary is not None:
-            self._inserting = (wish.boundary, self.corrections.namespace)
+            self._inserting = (wish.boundary, wish.namespace)
         try:
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
         finally:
@@ -127,7 +128,7 @@ class CorrectingRadixCache(AgentRadixCache):
         super().left(req)
         wish = wish_of(req)
         if wish is not None:
-            if wish.watch is not None and req.finished():
+            if wish.watch is not None and req.finished() and wish.namespace == self.corrections.namespace:
                 self.corrections.checks.finished(req, wish.watch, wish.edges)
             wish.plan = None  # its KV is in the pool, or not wanted any more
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from agentflow.cache.decision import Decision
 from agentflow.cache.kvcmas import CONTEXT_FREE, Correction, Edge, Estimate, Refusal
 from agentflow.engine.base import Segment
 from agentflow.engine.sglang.correction.checks import Checks, Watch
@@ -32,11 +33,23 @@ logger = logging.getLogger("agentflow.engine")
 class Wish:
     """What is kept on a request that may be corrected.
 
-    ``boundary`` is the position from which its KV is approximate, None while all of it is exact. ``cursor`` is how far
-    the plan was carried out.
+    ``boundary`` is the position from which its KV is approximate, None while all of it is exact; that KV is keyed by
+    ``namespace`` until the call leaves the pool, whatever is configured meanwhile. ``cursor`` is how far the plan was
+    carried out.
     """
 
-    __slots__ = ("agent", "boundary", "captured", "cursor", "edges", "plan", "segments", "watch", "workflow")
+    __slots__ = (
+        "agent",
+        "boundary",
+        "captured",
+        "cursor",
+        "edges",
+        "namespace",
+        "plan",
+        "segments",
+        "watch",
+        "workflow",
+    )
 
     def __init__(self, workflow: str, agent: str, segments: tuple[Segment, ...]) -> None:
         self.workflow = workflow
@@ -45,6 +58,7 @@ class Wish:
         self.plan: FillPlan | None = None
         self.cursor = 0
         self.boundary: int | None = None
+        self.namespace = 0
         self.captured = 0
         #: Edges that were corrected, with the confidence.
         self.edges: list[tuple[Edge, float]] = []
@@ -159,7 +173,7 @@ class Corrections:
         if wish.plan is None or wish.cursor != first:
             wish.plan = wish.watch = None
             wish.edges = []
-            if self.corrector is None or plain or wish.agent == CONTEXT_FREE:
+            if self.corrector is None or plain or wish.agent == CONTEXT_FREE or wish.namespace != self.namespace:
                 return
             wish.plan = self._plan(req, wish, first)
             if req.retracted_stain:
@@ -203,8 +217,12 @@ class Corrections:
                 "confidence": confidence,
                 "seconds": time.perf_counter() - began,
             }
-            self._record("correct", req, "shared segments of other agents", plan.tokens, terms)
-            wish.watch = self.checks.pick(prompt)
+            if req.retracted_stain:  # SGLang counts what was cached at the first prefill
+                terms["again"] = 1.0
+            made = self._record("correct", req, "shared segments of other agents", plan.tokens, terms)
+            req.agentflow.corrected.append(made)
+            # Of a call that was preempted, other positions are computed than a check would look at.
+            wish.watch = None if req.retracted_stain else self.checks.pick(prompt)
             self._count("corrected_calls")
             self._count("corrected_tokens", plan.tokens)
         return plan
@@ -249,6 +267,8 @@ class Corrections:
     def computed(self, req: Any, wish: Wish, up_to: int) -> None:
         """The request's KV up to ``up_to`` is in the tree: note what is worth keeping."""
         prompt = len(req.origin_input_ids)
+        if wish.namespace != self.namespace:
+            return  # it began under another method
         if up_to >= prompt:
             wish.plan = None  # it is carried out; what it held can go
         if up_to < prompt or (wish.captured >= prompt and not req.finished()):
@@ -351,11 +371,12 @@ class Corrections:
 
     # -- records ---------------------------------------------------------------------------------------
 
-    def _record(self, kind: Any, req: Any, reason: str, tokens: int, terms: dict[str, float] | None = None) -> None:
+    def _record(self, kind: Any, req: Any, reason: str, tokens: int, terms: dict[str, float] | None = None) -> Decision:
         runtime = self._cache.runtime
         call = req.agentflow.call if getattr(req, "agentflow", None) is not None else None
         thread = call.thread if call is not None else None
-        runtime.log.add(
+        self._count(f"correction_{kind}s")
+        return runtime.log.add(
             kind,
             time=self._cache.clock(),
             policy=f"kvcmas:{self.options.method}",
@@ -366,7 +387,6 @@ class Corrections:
             request=req.rid,
             terms=terms,
         )
-        self._count(f"correction_{kind}s")
 
     def _count(self, what: str, by: int = 1) -> None:
         self._cache.runtime.counters[what] += by

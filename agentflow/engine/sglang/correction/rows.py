@@ -129,8 +129,11 @@ def forward(original: Callable[..., Any], runner: Any, forward_batch: Any, *args
 
 
 def runs_of(batch: Any) -> dict[int, list[tuple[int, int]]]:
-    """The runs of those requests of an extend batch that are not to be computed as a whole."""
-    if batch is None or not batch.forward_mode.is_extend():
+    """The runs of those requests of an extend batch that are not to be computed as a whole.
+
+    None of a batch in which any request wants log-probabilities or hidden states of its prompt: SGLang counts rows.
+    """
+    if batch is None or not batch.forward_mode.is_extend() or batch.return_logprob or batch.return_hidden_states:
         return {}
     out = {}
     decoding: Sequence[Any] = batch.decoding_reqs or ()
