@@ -83,7 +83,7 @@ def test_a_pool_can_be_limited_and_is_given_back(engine: EmbeddedEngine) -> None
 def test_a_call_larger_than_a_limited_pool_holds_up_nobody(engine: EmbeddedEngine) -> None:
     """It is cut to what there is room for, or refused. Waiting for more, it would wait for ever, and all behind it."""
     limit(engine, ["lru"], device=1_500)
-    cut = ask(engine, None, prompt(1, 1_400), n=4_000)
+    cut = ask(engine, None, prompt(1, 1_400), n=2_000)
     assert cut.finish == "length"
     assert 0 < cut.usage.completion_tokens < 100
     with pytest.raises(BadRequest):

@@ -4,6 +4,7 @@ A workflow is a chain: each agent's prompt holds the document, new in every work
 and what the agents before it wrote. Answers are given tokens, the same under all methods, so that prompts are too.
 Whatever a method needs besides is counted: a reference that is prefilled alone adds its time to the first call that
 needs it, and estimating happens inside the calls. Anchors come from workflows before the measurement, which are dense.
+Every load is run twice for each method, without reuse and with it, so that both are measured at the same time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +145,8 @@ def run_engine_bench(
     say("starting the engine")
     with EmbeddedEngine(model, max_total_tokens=pool, host_ratio=0.0) as engine:
         began = time.perf_counter()
-        rows = [row for method in methods for row in asyncio.run(_method(engine, folder, size, method, seed, say))]
+        compared = [m for m in methods if m != METHODS[0]]
+        rows = [row for method in compared for row in asyncio.run(_method(engine, folder, size, method, seed, say))]
         return {
             "title": "Time to first token with a document that four agents read",
             "model": engine.model,
@@ -164,17 +167,19 @@ async def _method(
     rows: list[dict[str, Any]] = []
     for n in range(size.anchors):
         say(f"{method}: workflow {n + 1} of {size.anchors} to learn from")
-        await bench.workflow(size.anchor_tokens)
+        await bench.workflow(bench.made.prompts(size.anchor_tokens), method)
         await bench.settled()
     for load in size.loads * size.repetitions:
         say(f"{method}: documents of {load.tokens} tokens, {_pace(load)}")
-        await bench.empty()
-        rows += await bench.load(load)
-    if method != METHODS[0]:
-        for tokens in dict.fromkeys(load.tokens for load in size.loads):
-            say(f"{method}: quality at {tokens} tokens")
+        flows = [bench.made.prompts(load.tokens) for _ in range(load.workflows)]
+        starts = bench.starts(load)
+        for name in (METHODS[0], method):
             await bench.empty()
-            rows.append(await bench.quality(tokens, size.checked))
+            rows += [{"beside": method, **row} for row in await bench.load(load, flows, starts, name)]
+    for tokens in dict.fromkeys(load.tokens for load in size.loads):
+        say(f"{method}: quality at {tokens} tokens")
+        await bench.empty()
+        rows.append(await bench.quality(tokens, size.checked))
     return rows
 
 
@@ -187,20 +192,23 @@ class _Bench:
         self.method = method
         self.rng = rng
         self.number = 0
-        self.options: dict[str, Any] = {"method": method, "check_tokens": 1 << 20, "enforce": False}
-        if method != METHODS[0]:
-            self.options["corrector"] = {"pool_bytes": POOL_BYTES}
+        self.options: dict[str, Any] = {
+            "method": method,
+            "check_tokens": 1 << 20,
+            "enforce": False,
+            "corrector": {"pool_bytes": POOL_BYTES},
+        }
 
-    async def workflow(self, tokens: int) -> list[dict[str, Any]]:
-        """One workflow's calls, in order."""
+    async def workflow(self, prompts: Sequence[_Prompt], method: str) -> list[dict[str, Any]]:
+        """One workflow's calls, in order, by the bench's method or by none."""
         self.number += 1
-        name = f"{self.method}-{self.number}"
+        name = f"{method}-{self.number}"
         extra = 0.0
         out = []
-        for place, prompt in enumerate(self.made.prompts(tokens)):
-            if place == 1 and self.method in _CONTEXT_FREE:
+        for place, prompt in enumerate(prompts):
+            if place == 1 and method in _CONTEXT_FREE:
                 extra = await self.reference(name, prompt)
-            out.append(await self.call(name, prompt, place, extra if place == 1 else 0.0))
+            out.append(await self.call(name, method, prompt, place, extra if place == 1 else 0.0))
         self.engine.emit(WorkflowEnded(workflow=name, seq=1, time=time.time()))
         return out
 
@@ -219,8 +227,8 @@ class _Bench:
         )
         return time.perf_counter() - began
 
-    async def call(self, name: str, prompt: _Prompt, place: int, extra: float) -> dict[str, Any]:
-        reuse: Reuse = "exact" if self.method == METHODS[0] else "corrected"
+    async def call(self, name: str, method: str, prompt: _Prompt, place: int, extra: float) -> dict[str, Any]:
+        reuse: Reuse = "exact" if method == METHODS[0] else "corrected"
         asked = Call(
             token_ids=prompt.ids,
             segments=prompt.segments,
@@ -233,7 +241,7 @@ class _Bench:
         assert done is not None
         terms: Mapping[str, float] = next((d.terms for d in done.decisions if d.kind == "correct"), {})
         return {
-            "method": self.method,
+            "method": method,
             "workflow": self.number,
             "place": place,
             "ttft": done.timings.first_token + extra,
@@ -246,18 +254,26 @@ class _Bench:
             "shared": sum(s.length for s in prompt.segments if s.kind == "shared"),
         }
 
-    async def load(self, load: Load) -> list[dict[str, Any]]:
+    def starts(self, load: Load) -> list[float] | None:
+        """Seconds after the beginning at which a load's workflows start; None for one after another."""
+        if load.gap is None:
+            return None
+        gaps = [self.rng.expovariate(1 / load.gap) for _ in range(load.workflows - 1)]
+        return list(accumulate(gaps, initial=0.0))
+
+    async def load(
+        self, load: Load, flows: Sequence[Sequence[_Prompt]], starts: Sequence[float] | None, method: str
+    ) -> list[dict[str, Any]]:
         """All workflows of a load, at its pace."""
-        at, rows = 0.0, []
+        rows: list[dict[str, Any]] = []
         running: list[asyncio.Task[list[dict[str, Any]]]] = []
         began = time.perf_counter()
-        for _ in range(load.workflows):
-            if load.gap is None:
-                rows += await self.workflow(load.tokens)
+        for number, prompts in enumerate(flows):
+            if starts is None:
+                rows += await self.workflow(prompts, method)
                 continue
-            await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
-            running.append(asyncio.create_task(self.workflow(load.tokens)))
-            at += self.rng.expovariate(1 / load.gap)
+            await asyncio.sleep(max(0.0, began + starts[number] - time.perf_counter()))
+            running.append(asyncio.create_task(self.workflow(prompts, method)))
         for task in running:
             rows += await task
         return [{"kind": "call", "tokens": load.tokens, "gap": load.gap, **row} for row in rows]
@@ -266,7 +282,7 @@ class _Bench:
         """Mean KL and agreement over the tokens of the answers of corrected calls."""
         await self.check(1.0)
         for _ in range(workflows):
-            await self.workflow(tokens)
+            await self.workflow(self.made.prompts(tokens), self.method)
         found = await self.settled()
         await self.check(0.0)
         kept = {k: found[k] for k in ("checks", "kl", "agreement")}

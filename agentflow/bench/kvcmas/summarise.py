@@ -16,22 +16,22 @@ Row = Mapping[str, Any]
 def summarise(rows: Sequence[Row], methods: Sequence[str]) -> list[dict[str, Any]]:
     """One entry per load and method: TTFT of all calls, and of those that could reuse; reuse; quality.
 
-    ``speedup`` is the first method's mean TTFT over this one's, over all four agents; ``readers`` leaves out the first
-    agent, which computes the document under every method. ``spread`` is the first and third quartile of TTFT of calls
-    that could reuse.
+    ``speedup`` is the first method's mean TTFT over this one's, over all four agents, in the runs that were made
+    ``beside`` this one's; ``readers`` leaves out the first agent, which computes the document under every method.
+    ``spread`` is the first and third quartile of TTFT of calls that could reuse.
     """
     calls = [r for r in rows if r["kind"] == "call"]
     quality = {(r["method"], r["tokens"]): r for r in rows if r["kind"] == "quality"}
     out = []
     for tokens, gap in dict.fromkeys((r["tokens"], r["gap"]) for r in calls):
-        base: dict[str, float] = {}
+        here = [r for r in calls if (r["tokens"], r["gap"]) == (tokens, gap)]
         for method in methods:
-            mine = [r for r in calls if (r["tokens"], r["gap"], r["method"]) == (tokens, gap, method)]
+            mine = [r for r in here if r["method"] == method]
+            base = [r for r in here if r["method"] == methods[0] and method in (methods[0], r["beside"])]
             readers = [r for r in mine if r["place"] > 0]
             if not readers:
                 continue
             mean, reading = fmean(r["ttft"] for r in mine), fmean(r["ttft"] for r in readers)
-            base = base or {"all": mean, "readers": reading}
             checked = quality.get((method, tokens))
             times = sorted(r["ttft"] for r in readers)
             out.append(
@@ -44,8 +44,8 @@ def summarise(rows: Sequence[Row], methods: Sequence[str]) -> list[dict[str, Any
                     "ttft_readers": reading,
                     "median_readers": median(times),
                     "spread": [times[len(times) // 4], times[(3 * len(times)) // 4]],
-                    "speedup": base["all"] / mean,
-                    "speedup_readers": base["readers"] / reading,
+                    "speedup": fmean(r["ttft"] for r in base) / mean,
+                    "speedup_readers": fmean(r["ttft"] for r in base if r["place"] > 0) / reading,
                     "reuse": fmean(r["corrected"] / r["prompt"] for r in readers),
                     "estimating": fmean(r["estimating"] for r in readers),
                     "reference": fmean(r["reference"] for r in readers),
