@@ -172,8 +172,11 @@ class Leaves:
     def _rescore(self, ids: Iterable[int]) -> None:
         for node in ids:
             leaf = self._leaves.get(node)
-            if leaf is not None:
-                leaf.score = self._score(leaf.record)
+            if leaf is None:
+                continue
+            score = self._score(leaf.record)
+            if score != leaf.score or leaf.pushed is None:
+                leaf.score = score
                 self._push(leaf)
 
     def _rebuild(self) -> None:

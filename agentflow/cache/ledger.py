@@ -263,12 +263,19 @@ class Ledger:
         if record.anonymous:
             return True
         now = self._clock()
-        return any(self._keeps(thread, index, now) for thread, index in record.owners.items())
+        return any(
+            index >= thread.floor and thread.workflow.state != "ended" and not self._expired(thread.workflow, now)
+            for thread, index in record.owners.items()
+        )
 
     def live_owners(self, record: NodeRecord) -> list[Thread]:
         """Threads that keep the node live."""
         now = self._clock()
-        return [thread for thread, index in record.owners.items() if self._keeps(thread, index, now)]
+        return [
+            thread
+            for thread, index in record.owners.items()
+            if index >= thread.floor and thread.workflow.state != "ended" and not self._expired(thread.workflow, now)
+        ]
 
     def retired_because(self, record: NodeRecord) -> str:
         """Why a node that is not live is retired, for people."""
@@ -286,10 +293,6 @@ class Ledger:
         running = sum(w.state == "running" for w in self.workflows.values())
         paused = sum(w.state == "paused" for w in self.workflows.values())
         return running, paused
-
-    def _keeps(self, thread: Thread, index: int, now: float) -> bool:
-        workflow = thread.workflow
-        return index >= thread.floor and workflow.state != "ended" and not self._expired(workflow, now)
 
     def _expired(self, workflow: Workflow, now: float) -> bool:
         limit = self.limits.paused_seconds if workflow.state == "paused" else self.limits.idle_seconds

@@ -63,10 +63,11 @@ FAILURES = 3
 class _Path:
     """A workflow's agents so far, and what is forecast for it.
 
-    ``steps`` are the predictor's, ``used`` what trust made of them, ``values`` their discounted sum.
+    ``steps`` are the predictor's, ``used`` what trust made of them, ``values`` their discounted sum, and ``scores`` what
+    nodes of one agent have, as far as anybody asked.
     """
 
-    __slots__ = ("agents", "ahead", "early", "steps", "taken", "used", "values")
+    __slots__ = ("agents", "ahead", "early", "scores", "steps", "taken", "used", "values")
 
     def __init__(self) -> None:
         self.agents: deque[str] = deque(maxlen=PATH)
@@ -78,6 +79,7 @@ class _Path:
         self.steps: Steps = ()
         self.used: Steps = ()
         self.values: Mapping[str, float] = {}
+        self.scores: dict[str | None, Score] = {}
 
 
 class PBKVEvict(Policy):
@@ -232,7 +234,7 @@ class PBKVEvict(Policy):
         except Exception:
             # Without a forecast all active nodes score the same: the order is that of `lifecycle`.
             self._failed("a forecast")
-            path.steps, path.used, path.values = (), (), {}
+            path.steps, path.used, path.values, path.scores = (), (), {}, {}
             return
         self._believe(path, steps)
 
@@ -243,7 +245,7 @@ class PBKVEvict(Policy):
         if self.trust is not None:
             steps = self.trust.blend(steps, self._agents)
         path.used = steps
-        path.values = agent_values(steps, self.gamma)
+        path.values, path.scores = agent_values(steps, self.gamma), {}
 
     def _failed(self, what: str) -> None:
         name = self.predictor.name
@@ -279,15 +281,19 @@ class PBKVEvict(Policy):
         owners = self.ledger.live_owners(node)
         if not owners:
             return (1.0, 0.0) if node.anonymous else (0.0, 0.0)
-        value = self._value(owners, _values)
-        return (1.0, round(value / RESOLUTION) * RESOLUTION)
+        path = self._paths.get(owners[0].workflow.id) if len(owners) == 1 else None
+        if path is None:
+            return self._score(owners)
+        score = path.scores.get(owners[0].agent)  # an eviction may ask for many nodes of one agent
+        if score is None:
+            score = path.scores[owners[0].agent] = self._score(owners)
+        return score
+
+    def _score(self, owners: Sequence[Thread]) -> Score:
+        return (1.0, round(self._value(owners, _values) / RESOLUTION) * RESOLUTION)
 
     def _value(self, owners: Sequence[Thread], of: Callable[[_Path], Mapping[str, float]]) -> float:
         """Sum over the owning workflows, and over the agents that touch the node, of their predicted worth."""
-        if len(owners) == 1:  # most nodes, and an eviction may ask for many
-            (owner,) = owners
-            path = self._paths.get(owner.workflow.id)
-            return 0.0 if path is None or owner.agent is None else of(path).get(owner.agent, 0.0)
         agents = {t.agent for t in owners if t.agent is not None}
         total = 0.0
         for workflow in {t.workflow.id for t in owners}:
