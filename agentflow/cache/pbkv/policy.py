@@ -63,8 +63,8 @@ FAILURES = 3
 class _Path:
     """A workflow's agents so far, and what is forecast for it.
 
-    ``steps`` are the predictor's, ``used`` what trust made of them, ``values`` their discounted sum, and ``scores`` what
-    nodes of one agent have, as far as anybody asked.
+    ``steps`` are the predictor's, ``used`` what trust made of them, ``values`` their discounted sum, and ``scores``
+    what nodes of one agent have, as far as anybody asked.
     """
 
     __slots__ = ("agents", "ahead", "early", "scores", "steps", "taken", "used", "values")
