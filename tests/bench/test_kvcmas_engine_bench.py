@@ -36,7 +36,7 @@ def test_prompts_hold_a_document_of_their_workflow_and_what_was_written_before()
 
 def row(method: str, place: int, ttft: float, **more: Any) -> dict[str, Any]:
     base = {"kind": "call", "tokens": 512, "gap": None, "prompt": 100, "corrected": 0, "estimating": 0.0}
-    return {**base, "method": method, "place": place, "ttft": ttft, "reference": 0.0, **more}
+    return {**base, "method": method, "beside": "default", "place": place, "ttft": ttft, "reference": 0.0, **more}
 
 
 def test_figures_by_hand() -> None:
@@ -55,5 +55,12 @@ def test_figures_by_hand() -> None:
     assert ours["reuse"] == pytest.approx(0.7)
     assert ours["reference"] == pytest.approx(0.5 / 3)
     assert (ours["kl"], ours["agreement"], ours["checks"]) == (0.01, 0.9, 3)
+    # A method is compared with the runs beside it, not with those of a slower hour.
+    slow = [{**r, "beside": "kvcomm", "ttft": 3 * r["ttft"]} for r in rows[:4]]
+    slow += [{**r, "method": "kvcomm", "beside": "kvcomm", "ttft": 3 * r["ttft"]} for r in rows[4:8]]
+    dense, again, other = summarise([*rows, *slow], ("nonshared", "default", "kvcomm"))
+    assert (dense["calls"], dense["ttft"]) == (8, 10.0)
+    assert again["speedup"] == other["speedup"] == 2.5
+    dense, ours = summarise(rows, ("nonshared", "default"))
     table = engine_table({"summary": [dense, ours]}).markdown()
     assert "| 512 | default | 2.00 | 1.00 | 1.00-2.00 | 2.50 | 4.00 | 0.70 | 0.0100 | 0.900 |" in table
