@@ -93,7 +93,7 @@ def test_token_id_treats_a_segments_start_by_its_offset() -> None:
 
 
 def test_token_id_needs_no_table_of_tokens_by_anchor_tokens() -> None:
-    tokens, few = 3000, [anchor(features(3000, seed=n), n, n, range(n, 3000 + n), rank=1) for n in range(4)]
+    tokens, few = 800, [anchor(features(800, seed=n), n, n, range(n, 800 + n), rank=1) for n in range(4)]
     asked = query(features(tokens, seed=9))
     largest = 0
 
