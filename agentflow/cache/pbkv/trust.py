@@ -10,7 +10,7 @@ from agentflow.cache.pbkv.forecast import END, Steps
 __all__ = ["Trust"]
 
 #: Probabilities below this share of chance count as this share of it, which bounds what one step can cost.
-FLOOR = 0.1
+FLOOR = 0.05
 
 
 class Trust:
