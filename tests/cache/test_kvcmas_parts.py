@@ -138,8 +138,8 @@ def test_pool_stays_within_its_bytes_over_a_long_run(least: int) -> None:
         assert pool.nbytes == sum(a.nbytes for a in held) <= limit
         assert pool.full_nbytes == sum(a.full_nbytes for a in held)
         assert all(0 < len(pool.of(e)) <= 4 for e in pool.edges)
-    assert pool.evicted > 50
-    assert pool.refused > 10 or least == 1
+    assert pool.evicted > 100
+    assert pool.refused > 100 or least == 1
 
 
 def test_pool_keeps_no_anchor_larger_than_itself() -> None:

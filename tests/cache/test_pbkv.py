@@ -204,7 +204,7 @@ def test_trust_falls_with_bad_forecasts_and_comes_back() -> None:
 def test_trust_falls_however_many_agents_there_are_but_not_by_one_surprise(choices: int) -> None:
     trust = Trust()
     trust.learn(0.0, choices)
-    assert 0.04 < trust.weight < 0.5
+    assert trust.weight == pytest.approx(1 / 21)  # a surprise is charged at most as a twentieth of chance
     for _ in range(20):
         trust.learn(0.0, choices)
     assert trust.weight < 0.01

@@ -180,9 +180,13 @@ class Safety(Guard):
         return {"workflows": len(self._accounts["workflow"]), "tenants": len(self._accounts["tenant"]), **self._counts}
 
     def rules_tools(self) -> str:
-        limits = {f"a limit on {x}" for x in ("tool_calls",) if any(x in self.limits[whose] for whose in self.limits)}
-        rules = {"allow": self.allowed is not None, "deny": bool(self.denied), "approve": bool(self.approve)}
-        return ", ".join([*(name for name, given in rules.items() if given), *limits])
+        rules = {
+            "allow": self.allowed is not None,
+            "deny": self.denied,
+            "approve": self.approve,
+            "a limit on tool_calls": any("tool_calls" in limits for limits in self.limits.values()),
+        }
+        return ", ".join(name for name, given in rules.items() if given)
 
     def _count(self, work: Work, by: int) -> None:
         for account in self._of(work):
